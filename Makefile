@@ -1,0 +1,34 @@
+# Every target works on a bare Debian or Ubuntu with python3 and make: `.venv/.ready` does all set-up.
+SHELL := /bin/bash
+PY := .venv/bin/python
+SRC := src tests bench examples tools
+
+.PHONY: demo test check bench bench-env crash docs constraints clean
+
+.venv/.ready: pyproject.toml constraints.txt tools/bootstrap.sh
+	tools/bootstrap.sh
+
+demo: .venv/.ready
+	.venv/bin/stoker demo
+
+test: .venv/.ready
+	$(PY) -m pytest tests -n 2 --dist loadfile
+
+check: .venv/.ready
+	$(PY) -m ruff format --check $(SRC)
+	$(PY) -m ruff check $(SRC)
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	$(PY) tools/sizes.py
+
+crash: .venv/.ready
+	STOKER_CRASH_POINTS=50 $(PY) -m pytest tests/crash
+
+bench: .venv/.ready
+	$(PY) bench/run.py
+
+constraints: .venv/.ready
+	.venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
+
+clean:
+	rm -rf .venv .venv-interop .mypy_cache .ruff_cache build dist

@@ -1,0 +1,46 @@
+"""Parse and print bytes, rates and durations. Decimal units are powers of ten, `Ki` and kin are powers of two."""
+
+from __future__ import annotations
+
+import re
+
+from stoker.errors import UsageError
+
+_POWERS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40, "PI": 2**50}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?I?)B?\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of "256MB" (10^6), "64MiB" (2^20), "1.5G" or 1000. Raises UsageError on anything else."""
+    if isinstance(text, int):
+        if text < 0:
+            raise UsageError(f"a size must not be negative, found {text}")
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].upper() == "I":
+        raise UsageError(f"not a size: {text!r}", "write a number with a unit, as 256MB, 64MiB or 2TB")
+    unit = match[2].upper()
+    return int(float(match[1]) * _BINARY.get(unit, _POWERS.get(unit, 1)))
+
+
+def format_bytes(count: float) -> str:
+    """Three significant digits with a decimal unit: 1_234_567 gives "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration a person can read: "3.2 ms", "12.0 s", "2 min 05 s", "1 h 02 min"."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
