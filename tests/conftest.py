@@ -1,0 +1,27 @@
+"""Fixtures that every kind of test uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def shared_data_folder() -> Path | None:
+    """The folder of real test data: STOKER_TEST_DATA, else ../shared/data; None where there is none."""
+    folder = Path(os.environ.get("STOKER_TEST_DATA", ROOT.parent / "shared" / "data"))
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real data made by others; its absence skips the test, but fails it in CI."""
+    folder = shared_data_folder()
+    if folder is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("real test data is missing: set STOKER_TEST_DATA to its folder")
+        pytest.skip("real test data is not here: set STOKER_TEST_DATA to its folder")
+    return folder
