@@ -68,7 +68,7 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects whose key starts with *prefix* (a plain string prefix), lazily, in order of the key's UTF-8 bytes."""
+        """All objects whose key starts with *prefix* (a plain string prefix), lazily, in order of their UTF-8 bytes."""
         ...
 
     def head(self, key: str) -> ObjectInfo:

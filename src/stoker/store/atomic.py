@@ -1,0 +1,92 @@
+"""Files that appear whole or not at all: a temporary sibling, fsync, rename, fsync of the folder.
+
+A temporary's name carries its owner, so that what a killed process left behind can be told from what a live one writes.
+Surprising: on a file system shared between machines a foreign boot id proves nothing (the owner may live elsewhere), so
+temporaries of other boots are swept only after a day without a write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from stoker.machine import boot_id, owner_lives, owner_token
+from stoker.store.keys import TEMPORARY_PREFIX
+
+FOREIGN_AGE_S_MIN = 86_400
+"""Seconds without a write after which a temporary of another boot counts as left behind."""
+
+
+def temporary_name() -> str:
+    """A new name for a half-written file of this process."""
+    return f"{TEMPORARY_PREFIX}{owner_token().replace('/', '_')}_{uuid.uuid4().hex[:12]}"
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in *folder* survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(folder: Path) -> None:
+    """Like `mkdir -p`, and every new name is on disk before it returns."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def whole_file(target: Path, *, publish: Callable[[Path, Path], object] = os.replace) -> Iterator[BinaryIO]:
+    """A file to write that becomes *target* when the block ends well, and vanishes when it does not.
+
+    *publish(temporary, target)* gives it its name; afterwards no temporary is left whatever happened.
+    """
+    make_folders(target.parent)
+    temporary = target.parent / temporary_name()
+    try:
+        with temporary.open("xb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        publish(temporary, target)
+        fsync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_all(file: BinaryIO, data: memoryview) -> None:
+    """Write every byte to an unbuffered file; one write(2) moves at most 2 GiB."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Remove temporaries anywhere under *folder* whose owners are dead; returns what was removed."""
+    removed = []
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            if name.startswith(TEMPORARY_PREFIX) and _left_behind(path):
+                path.unlink(missing_ok=True)
+                removed.append(path)
+    return removed
+
+
+def _left_behind(path: Path) -> bool:
+    """Whether nobody can still be writing this temporary."""
+    owner = path.name.removeprefix(TEMPORARY_PREFIX).rsplit("_", 1)[0].replace("_", "/")
+    if owner.partition("/")[0] == boot_id():
+        return not owner_lives(owner)
+    try:
+        return time.time() - path.stat().st_mtime > FOREIGN_AGE_S_MIN
+    except FileNotFoundError:
+        return False

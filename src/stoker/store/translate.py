@@ -1,0 +1,78 @@
+"""From obstore's errors to the house's. obstore tells little by class, so most is read from its text."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from stoker.errors import AccessError, ChangedError, NotFoundError, StoreError, UnsupportedError
+from stoker.store.transient import transient
+
+_STATUS = re.compile(r"status(?:\scode)?:?\s*(?:code:\s*)?(\d{3})", re.IGNORECASE)
+_MESSAGE_MAX = 400
+_RESET = (
+    "connection reset", "connection closed", "broken pipe", "incompletemessage", "incomplete message",
+    "unexpected eof", "error decoding response body", "request or response body error",
+    "end of file before message length", "error sending request", "connection refused", "dns error", "connect error",
+    "channel closed",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def translated(url: str, key: str, *, missing_ok: bool = False) -> Iterator[None]:
+    """Turn what obstore raises inside the block into errors that name the store and the key."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not missing_ok:
+            raise NotFoundError(f"{url}: no object {key!r}" + _bucket(str(error))) from error
+    except (BaseError, ValueError) as error:
+        raise house_error(f"{url}: {key!r}", error) from error
+
+
+def house_error(where: str, error: Exception) -> StoreError:
+    """The error of the house for one of obstore's."""
+    from obstore import exceptions as of
+
+    text = " ".join(str(error).split("\n\nDebug source")[0].split())[:_MESSAGE_MAX]
+    if isinstance(error, of.PermissionDeniedError | of.UnauthenticatedError):
+        return AccessError(f"{where}: access refused: {text}", "check the credentials, or use anonymous access")
+    if isinstance(error, of.AlreadyExistsError):
+        return ChangedError(f"{where} exists already, expected none")
+    if isinstance(error, of.PreconditionError | of.NotModifiedError):
+        return ChangedError(f"{where} changed: it is not the expected version")
+    if isinstance(error, of.NotSupportedError):
+        return UnsupportedError(f"{where}: {text}")
+    if "non-partial response" in text:
+        return StoreError(
+            f"{where}: the server answers a range with the whole object", "use a server that honours ranges"
+        )
+    return _generic(where, text, str(error))
+
+
+def _generic(where: str, text: str, full: str) -> StoreError:
+    """The rest, by what the text says: which of them another attempt may cure."""
+    lower = full.lower()
+    status = _STATUS.search(full)
+    number = int(status[1]) if status else 0
+    if "slowdown" in lower or "slow down" in lower or number == 429:
+        return transient(f"{where}: {text}", "slow_down")
+    if number >= 500 or number == 408:
+        return transient(f"{where}: {text}", str(number))
+    if number in (401, 403):
+        return AccessError(f"{where}: access refused: {text}", "check the credentials, or use anonymous access")
+    if number >= 400:
+        return StoreError(f"{where}: {text}")
+    if "timed out" in lower or "timedout" in lower or "timeout" in lower:
+        return transient(f"{where}: {text}", "timeout")
+    if any(sign in lower for sign in _RESET):
+        return transient(f"{where}: {text}", "reset")
+    return StoreError(f"{where}: {text}")
+
+
+def _bucket(text: str) -> str:
+    """A remark when it is the bucket that is missing."""
+    return ": the bucket does not exist" if "NoSuchBucket" in text else ""
