@@ -10,24 +10,21 @@ EXPAND_WINDOW_BYTES_MAX = 1 << 27
 """Window that a compressed stream may ask for (zstd --ultra and --long up to 27, xz -9 need 128 and 65 MiB)."""
 EXPAND_PIECE_BYTES = 1 << 20
 """Expanded bytes held at once (zstd: up to 16 MiB, see codec)."""
-EXPANDED_BYTES_MAX = 1 << 40
-"""Expanded bytes of one shard when the caller sets no lower limit of its own."""
+EXPANDED_BYTES_MAX = 64 << 30
+"""Expanded bytes of one shard when the caller sets no other limit."""
 
-TAR_NAME_BYTES_MAX = 64 << 10
-"""A member's name, from the header, a pax record or a GNU long name. Linux itself stops at 4 KiB."""
+READ_BYTES_MAX = 8 << 20
+"""Bytes of one range read of a scan."""
+
+NAME_BYTES_MAX = 16 << 10
+"""A member's name or a key. Linux stops at 4 KiB, S3 at 1 KiB. 65,536 of them fit a string column of the index."""
+FIELD_NAME_BYTES_MAX = 1_024
+"""One field name (an extension)."""
 TAR_EXTENSION_BYTES_MAX = 1 << 20
 """A pax header or a GNU long name, as a whole: it is read into memory."""
 TAR_EXTENSIONS_IN_A_ROW_MAX = 16
 """Extension headers before one member. Honest writers need three: global pax, pax, GNU long name."""
-TAR_MEMBERS_MAX = 50_000_000
-"""Members of one shard."""
-FIELD_NAMES_MAX = 65_535
-"""Distinct field names of a dataset: the index numbers them with 16 bits."""
-FIELD_NAME_BYTES_MAX = 1_024
-"""One field name (an extension, a column)."""
+TAR_MEMBERS_MAX = 5_000_000
+"""Members of one shard: all of them are in memory while it is indexed."""
 FINDINGS_KEPT_MAX = 1_000
-"""Findings that a scan keeps word for word; the rest is counted by code."""
-MANIFEST_LINE_BYTES_MAX = 16 << 20
-"""One row of a CSV or JSON-lines manifest."""
-MANIFEST_BYTES_MAX = 4 << 30
-"""A whole manifest of raw files."""
+"""Findings that a collection keeps word for word; the rest is counted."""
