@@ -1,8 +1,8 @@
 """The structure of a tar file: its members and where their bytes lie, read by ranges and believed in nothing.
 
 Surprising: tar has no table of contents and no total checksum, only an end mark of NULs, so a hole of NULs over a
-header looks like a clean end to every usual reader. Here what follows the end mark is looked at: padding is fine; another
-archive (`cat a.tar b.tar`) or junk is a warning; a member's header behind a hole is an error, for samples are lost.
+header looks like a clean end to every usual reader. Here what follows the end mark is looked at: padding is fine;
+another archive (`cat a.tar b.tar`) or junk is a warning; a member's header behind a hole is an error: samples are lost.
 A file that ends without any end mark is an error too: it cannot be told from one that was cut between two members.
 """
 
@@ -301,8 +301,8 @@ def _hint(block: bytes) -> str:
     return "name the format if it is not webdataset"
 
 
-_HEAD = b"0000644\00000000\00000000\0"
-_TAIL = b"0" + bytes(100) + b"ustar\0" + b"00" + bytes(64) + b"0000000\0" + b"0000000\0" + bytes(167)
+_HEAD = b"\0".join((b"0000644", b"0000000", b"0000000", b""))
+_TAIL = (b"0" + bytes(100) + b"ustar\x00" + b"00").ljust(356, b"\0")
 
 
 def header(name: str, size: int) -> bytes:
@@ -310,7 +310,7 @@ def header(name: str, size: int) -> bytes:
     raw = name.encode("utf-8")
     if len(raw) > 100 or not name.isascii() or size >= 8**11:
         return tarfile.TarInfo.tobuf(_info(name, size), tarfile.PAX_FORMAT, "utf-8", "strict")
-    front = raw.ljust(100, b"\0") + _HEAD + b"%011o\0" % size + b"00000000000\0"
+    front = raw.ljust(100, b"\0") + _HEAD + b"%011o\x00%011o\x00" % (size, 0)
     return front + b"%06o\0 " % (256 + sum(front) + _TAIL_SUM) + _TAIL
 
 

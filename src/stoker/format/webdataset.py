@@ -1,8 +1,8 @@
 """WebDataset: tar shards whose members `key.field` make samples.
 
-The key is the path up to the first dot of the base name; fields of one key are joined over the whole shard even when not
-adjacent; of a field that comes twice the first counts; a leading "./" is no part of a key. Members without extension and
-dot files are passed over and counted. A name is a label: nothing is ever written under it.
+The key is the path up to the first dot of the base name; fields of one key are joined over the whole shard even when
+not adjacent; of a field that comes twice the first counts; a leading "./" is no part of a key. Members without
+extension and dot files are passed over and counted. A name is a label: nothing is ever written under it.
 """
 
 from __future__ import annotations
