@@ -10,12 +10,13 @@ here. A client is made on first use in each process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.errors import ChangedError, StoreError, UnsupportedError, UsageError
+from stoker.errors import ChangedError, NotFoundError, StoreError, UnsupportedError, UsageError
 from stoker.store.base import Buffer, ByteRange, ObjectInfo
 from stoker.store.clients import make_client
 from stoker.store.keys import check_key, key_bytes
@@ -117,7 +118,8 @@ class Objects:
         import obstore
 
         path = self._path(key)
-        self._asked(key, lambda client: obstore.delete(client, path), missing_ok=True)
+        with contextlib.suppress(NotFoundError):
+            self._asked(key, lambda client: obstore.delete(client, path))
 
     def copy(self, source: str, target: str) -> ObjectInfo:
         import obstore
@@ -144,19 +146,18 @@ class Objects:
                 self._made = make_client(self._scheme, self._host, self._options)
             return self._made
 
-    def _asked(self, key: str, work: Callable[[ObjectStore], Result], *, missing_ok: bool = False) -> Result:
+    def _asked(self, key: str, work: Callable[[ObjectStore], Result]) -> Result:
         """The answer of the client, its errors turned into the house's."""
         client = self._client()
-        with translated(self.url, key, missing_ok=missing_ok):
+        with translated(self.url, key):
             return work(client)
-        return None  # type: ignore[return-value]  # only where missing_ok let an error pass, for calls that give None
 
     def _fetch(self, key: str, piece: ByteRange | None, version: str | None) -> bytes:
         """The bytes of one request, checked: their count, and that they are of *version*."""
         import obstore
 
         path = self._path(key)
-        options: dict[str, Any] = {"if_match": version} if version is not None else {}
+        options: Any = {"if_match": version} if version is not None else {}
         if piece is not None:
             options["range"] = (piece.start, piece.stop)
 
@@ -196,8 +197,8 @@ class Objects:
     def _offset(self, prefix: str) -> str | None:
         """A name just before all keys that begin with *prefix*, so that the server need not list what lies before."""
         shorter = prefix[:-1]
-        if not shorter or shorter.endswith("/"):
-            return None
+        if not shorter or "/" in (prefix[-1], shorter[-1]):
+            return None  # some servers refuse a start that is not itself below the folder
         return f"{self._prefix}/{shorter}" if self._prefix else shorter
 
     def _what_server_does(self) -> Conditions:

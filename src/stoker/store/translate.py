@@ -10,6 +10,7 @@ from stoker.errors import AccessError, ChangedError, NotFoundError, StoreError, 
 from stoker.store.transient import transient
 
 _STATUS = re.compile(r"status(?:\scode)?:?\s*(?:code:\s*)?(\d{3})", re.IGNORECASE)
+_CODE, _WORDS = re.compile(r"<Code>(.*?)</Code>"), re.compile(r"<Message>(.*?)</Message>")
 _MESSAGE_MAX = 400
 _RESET = (
     "connection reset", "connection closed", "broken pipe", "incompletemessage", "incomplete message",
@@ -20,15 +21,14 @@ _RESET = (
 
 
 @contextlib.contextmanager
-def translated(url: str, key: str, *, missing_ok: bool = False) -> Iterator[None]:
+def translated(url: str, key: str) -> Iterator[None]:
     """Turn what obstore raises inside the block into errors that name the store and the key."""
     from obstore.exceptions import BaseError
 
     try:
         yield
     except FileNotFoundError as error:
-        if not missing_ok:
-            raise NotFoundError(f"{url}: no object {key!r}" + _bucket(str(error))) from error
+        raise NotFoundError(f"{url}: no object {key!r}" + _bucket(str(error))) from error
     except (BaseError, ValueError) as error:
         raise house_error(f"{url}: {key!r}", error) from error
 
@@ -37,7 +37,7 @@ def house_error(where: str, error: Exception) -> StoreError:
     """The error of the house for one of obstore's."""
     from obstore import exceptions as of
 
-    text = " ".join(str(error).split("\n\nDebug source")[0].split())[:_MESSAGE_MAX]
+    text = _said(str(error))
     if isinstance(error, of.PermissionDeniedError | of.UnauthenticatedError):
         return AccessError(f"{where}: access refused: {text}", "check the credentials, or use anonymous access")
     if isinstance(error, of.AlreadyExistsError):
@@ -58,6 +58,10 @@ def _generic(where: str, text: str, full: str) -> StoreError:
     lower = full.lower()
     status = _STATUS.search(full)
     number = int(status[1]) if status else 0
+    if "NoSuchBucket" in full:
+        return NotFoundError(f"{where}: the bucket does not exist")
+    if number == 501:
+        return UnsupportedError(f"{where}: {text}")
     if "slowdown" in lower or "slow down" in lower or number == 429:
         return transient(f"{where}: {text}", "slow_down")
     if number >= 500 or number == 408:
@@ -66,11 +70,20 @@ def _generic(where: str, text: str, full: str) -> StoreError:
         return AccessError(f"{where}: access refused: {text}", "check the credentials, or use anonymous access")
     if number >= 400:
         return StoreError(f"{where}: {text}")
-    if "timed out" in lower or "timedout" in lower or "timeout" in lower:
+    if "timed out" in lower or "timedout" in lower:
         return transient(f"{where}: {text}", "timeout")
     if any(sign in lower for sign in _RESET):
         return transient(f"{where}: {text}", "reset")
     return StoreError(f"{where}: {text}")
+
+
+def _said(full: str) -> str:
+    """The words of an error: the server's own, where it sent S3's XML, else the first paragraph in one line."""
+    status, code, message = _STATUS.search(full), _CODE.search(full), _WORDS.search(full)
+    if code is not None:
+        words = [status[1] if status else "", code[1] + (":" if message else ""), message[1] if message else ""]
+        return " ".join(filter(None, words))[:_MESSAGE_MAX]
+    return " ".join(full.split("\n\nDebug source")[0].split())[:_MESSAGE_MAX]
 
 
 def _bucket(text: str) -> str:
