@@ -9,7 +9,7 @@ from __future__ import annotations
 
 IMAGE_FIELDS = (
     "jpg", "jpeg", "png", "webp", "jpe", "jfif", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2",
-    "tga",
+    "tga", "mpo", "apng",
 )  # fmt: skip
 """Field names that hold an image, in the order in which `image` looks for them."""
 _IMAGES = frozenset(IMAGE_FIELDS)
