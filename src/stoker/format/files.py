@@ -8,6 +8,7 @@ folder would share it: then both keep theirs. A file that nobody needs is passed
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -63,9 +64,9 @@ class FileDataset:
         content = self._by_folder[folder]
         ordered = sorted(content.samples, key=lambda item: _bytes(item.key))
         stems = [split_file(item.key)[0] for item in ordered]
-        twice = {stem for stem in stems if stems.count(stem) > 1} if len(set(stems)) < len(stems) else set()
+        twice = {stem for stem, count in Counter(stems).items() if count > 1}
         for item, stem in zip(ordered, stems, strict=True):
-            fields = {}
+            fields: dict[str, FieldPlace] = {}
             for part in (item, *content.others.get(stem, ())):
                 name = split_file(part.key)[1]
                 fields.setdefault(name, FieldPlace(name, 0, part.size, object=part.key))
@@ -195,7 +196,7 @@ def _metadata(
     if not values:
         return lambda path: rows[path].columns if path in rows else {}, types, None
     numeric = all(isinstance(value, int) for value in values)
-    ordered = sorted(values) if numeric else sorted(values, key=lambda value: _bytes(str(value)))  # type: ignore[type-var]
+    ordered = sorted(values) if numeric else sorted(values, key=lambda value: _bytes(str(value)))
     number = {value: at for at, value in enumerate(ordered)}
     given = "cls" in names
 
