@@ -56,7 +56,16 @@ class ShardError(StokerError, ValueError):
 
 
 class SampleError(StokerError, ValueError):
-    """One sample cannot be used: undecodable, or without a requested field."""
+    """One sample cannot be used; `on_bad` says what happens then."""
+
+    reason = "undecodable"
+    """Short and countable."""
+
+
+class MissingFieldError(SampleError):
+    """A sample lacks a field that was asked for."""
+
+    reason = "missing field"
 
 
 class CacheError(StokerError, OSError):

@@ -6,11 +6,17 @@ append to a bounded deque. When nobody drains it the oldest spans fall out and a
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
+
+from stoker.clock import SYSTEM
 
 Stage = Literal[
     "start", "queue", "cache_miss", "store_read", "decode", "transform", "collate", "order_wait", "hand_over", "copy", "other"
@@ -49,6 +55,10 @@ class Events:
         self._totals: Counter[str] = Counter()
         self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
 
+    def __reduce__(self) -> str:
+        # A store that reports here goes on reporting, in another process, to that process's own HERE.
+        return "HERE"
+
     def count(self, name: str, by: float = 1) -> None:
         with self._lock:
             self._totals[name] += by  # type: ignore[assignment]  # typeshed: Counter counts in int only
@@ -71,6 +81,10 @@ class Events:
         return spans
 
 
+HERE = Events()
+"""The Recorder of whichever process looks: a pickled reference to any Events becomes the other process's HERE."""
+
+
 class Silent:
     """The Recorder of a stage that nobody watches."""
 
@@ -82,3 +96,74 @@ class Silent:
 
 
 SILENT: Recorder = Silent()
+
+
+RUN_LOG_VARIABLE = "STOKER_RUN_LOG"
+RUN_LOG_VERSION = 1
+_FLUSH_EVERY_S = 0.5
+
+
+class _Sink:
+    """What the flusher thread holds of a run log: not the RunLog itself, which must be able to end."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.lines: deque[dict[str, object]] = deque(maxlen=SPANS_MAX)
+        self.lost = 0
+        self.closing = threading.Event()
+
+    def run(self) -> None:
+        """Write what came, twice a second, until told to end; then the rest."""
+        while not self.closing.wait(_FLUSH_EVERY_S):
+            self.flush()
+        self.flush()
+        os.close(self.file)
+
+    def flush(self) -> None:
+        """Write all lines that lie ready, in one call."""
+        parts = []
+        while self.lines:
+            parts.append(json.dumps(self.lines.popleft(), separators=(",", ":"), default=str) + "\n")
+        if parts:
+            os.write(self.file, "".join(parts).encode())
+
+
+class RunLog:
+    """A run's record as JSON lines, appended by one flusher thread so that the caller pays for a deque's append only.
+
+    Every line has `event`, `t` (seconds since the Unix epoch) and `v`. When the disk cannot keep up the oldest lines fall
+    out and the next one says how many (`lost`). Several processes may append to one file: a flush is one write.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._sink = _Sink(self.path)
+        flusher = threading.Thread(target=self._sink.run, daemon=True, name="stoker-run-log")
+        flusher.start()
+        self._end = weakref.finalize(self, _end_log, self._sink, flusher)
+
+    @staticmethod
+    def from_environment() -> RunLog | None:
+        """The log that the variable STOKER_RUN_LOG names, if it does."""
+        path = os.environ.get(RUN_LOG_VARIABLE)
+        return RunLog(path) if path else None
+
+    def write(self, event: str, **fields: object) -> None:
+        """Add a line."""
+        sink = self._sink
+        if len(sink.lines) == SPANS_MAX:
+            sink.lost += 1
+        line: dict[str, object] = {"event": event, "t": round(SYSTEM.wall(), 6), "v": RUN_LOG_VERSION, **fields}
+        if sink.lost:
+            line["lost"] = sink.lost
+        sink.lines.append(line)
+
+    def close(self) -> None:
+        """Write the rest and end."""
+        self._end()
+
+
+def _end_log(sink: _Sink, flusher: threading.Thread) -> None:
+    sink.closing.set()
+    flusher.join()

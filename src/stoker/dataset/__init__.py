@@ -1,0 +1,7 @@
+"""Room dataset: store, format, index, decode and cache behind one face."""
+
+from stoker.dataset.dataset import Dataset
+from stoker.dataset.open import open  # noqa: A004  # the public name is `stoker.open`
+from stoker.dataset.read import RawSamples, SampleReader
+
+__all__ = ["Dataset", "RawSamples", "SampleReader", "open"]

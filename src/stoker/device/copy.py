@@ -1,0 +1,58 @@
+"""Batches onto the GPU on a side stream, so that the copy of the next batch overlaps the step on this one.
+
+Two dangers decide the code. The source must stay as it is until the copy is done: the host tensors are kept until their
+event has passed, and only then does their slot go back to the feeder. And the allocator must not reuse the target while
+the training stream still reads it: the target is recorded on that stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from stoker.errors import UsageError
+
+
+class Copier:
+    """Moves a batch's tensors to one device. On a CPU the same steps are a plain copy."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        if self.device.type not in ("cuda", "cpu"):
+            raise UsageError(f"device must be 'cuda', 'cuda:N' or 'cpu', found {device!r}")
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"device={device!r}, but this torch sees no GPU", "leave device out, or install torch for CUDA")
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._under_way: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch with its tensors on the device; usable at once on the current stream."""
+        self.release()
+        if self._stream is None:
+            return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+        training = torch.cuda.current_stream(self.device)
+        sources = [v for v in batch.values() if isinstance(v, torch.Tensor)]
+        with torch.cuda.stream(self._stream):
+            moved = {
+                n: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for n, v in batch.items()
+            }
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        training.wait_event(done)
+        for value in moved.values():
+            if isinstance(value, torch.Tensor):
+                value.record_stream(training)
+        self._under_way.append((done, sources))
+        return moved
+
+    def release(self) -> None:
+        """Let go of the sources whose copies are over."""
+        while self._under_way and self._under_way[0][0].query():
+            self._under_way.popleft()
+
+    def close(self) -> None:
+        """Wait for the copies under way."""
+        while self._under_way:
+            self._under_way.popleft()[0].synchronize()

@@ -1,0 +1,123 @@
+"""One batch on its way through the feeder: its samples, its slot, its chunks, and the timeline that explains a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from stoker.dataset.read import RawSamples
+from stoker.events import Stage
+from stoker.loader.attribute import Interval
+from stoker.loader.job import Start
+
+
+UNSET: Any = object()
+"""Stands in `Batch.loose` for a row whose value lies in the slot, or that was skipped."""
+
+
+class ChunkState(Enum):
+    """Where a chunk stands. READ is skipped when the decoding thread reads for itself."""
+
+    NEW = 0
+    READING = 1
+    READ = 2
+    DECODING = 3
+    DONE = 4
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A few neighbouring rows of a batch, worked on by one thread at a time."""
+
+    first: int
+    stop: int
+    state: ChunkState = ChunkState.NEW
+    raw: RawSamples | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A sample that could not be used."""
+
+    index: int
+    key: str
+    reason: str
+    """Short and countable: "undecodable", "missing field"."""
+    message: str
+    replaced_by: int | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """The state of one batch in the feeder. The engine's lock guards all but the rows that a chunk's thread writes."""
+
+    start: Start
+    epoch: int
+    step: int
+    samples: np.ndarray
+    """int64 [batch]: global sample numbers, changed where a bad one is replaced."""
+    mask: np.ndarray | None
+    chunks: list[Chunk]
+    created_s: float
+    slot: int | None = None
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    loose: dict[str, list[Any]] = field(default_factory=dict)
+    """Values of fields without a fixed shape, by row."""
+    keys: list[str] = field(default_factory=list)
+    bad: dict[int, Bad] = field(default_factory=dict)
+    """By row."""
+    intervals: list[Interval] = field(default_factory=list)
+    cancelled: bool = False
+    done: bool = False
+    done_s: float = 0.0
+    failure: BaseException | None = None
+
+    def remaining(self) -> int:
+        """Chunks not done yet."""
+        return sum(chunk.state is not ChunkState.DONE for chunk in self.chunks)
+
+    def working(self) -> bool:
+        """Whether a thread holds one of the chunks at this moment."""
+        return any(chunk.state in (ChunkState.READING, ChunkState.DECODING) for chunk in self.chunks)
+
+    def find(self, state: ChunkState) -> Chunk | None:
+        """The first chunk in that state."""
+        return next((chunk for chunk in self.chunks if chunk.state is state), None)
+
+    def spent(self, stage: Stage, start_s: float, stop_s: float) -> None:
+        """Note that *stage* worked for this batch (list.append is atomic: any thread may)."""
+        self.intervals.append((stage, start_s, stop_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What the trainer is told of a batch that lies in a slot."""
+
+    generation: int
+    epoch: int
+    step: int
+    slot: int
+    rows: int
+    """Rows of the slot that count; fewer than the batch size after skipped samples."""
+    keys: list[str]
+    loose: Mapping[str, list[Any]]
+    """Fields whose values have no common shape."""
+    bad: tuple[Bad, ...]
+    intervals: tuple[Interval, ...]
+    counts: Mapping[str, float]
+    """Totals of the feeder so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What the trainer is told when a batch cannot be made."""
+
+    generation: int
+    error: bytes
+    """The exception, pickled."""
+    text: str
+    """Type, message and traceback, for when it cannot be rebuilt."""

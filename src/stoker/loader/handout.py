@@ -1,0 +1,82 @@
+"""From a slot to what the user gets: arrays or tensors over shared memory, a copy where too few slots are left.
+
+A loop that keeps its batches (`list(loader)`) would use up the slots and wait for ever. When a hand-out would leave the
+feeder no free slot, the batch is copied to ordinary memory instead, with one warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stoker.loader.batch import Delivered
+from stoker.loader.slab import Slab
+
+KEPT_WARNING = (
+    "batches of this stoker.Loader are kept while new ones are drawn; they are copied to ordinary memory from now on. "
+    "Keep copies of what you need, or nothing, to save that time."
+)
+
+ToTensor = Callable[[np.ndarray], Any]
+
+
+class HandOut:
+    """Makes batches of slots and knows which slots came back."""
+
+    def __init__(self, slab: Slab, to_tensor: ToTensor | None, batch_size: int, *, kept: bool) -> None:
+        """*kept* says that the user gets the slot's own memory, not a copy of it on a device."""
+        self._slab = slab
+        self._to_tensor = to_tensor
+        self._batch_size = batch_size
+        self._freed: deque[int] = deque()
+        self._out = 0
+        self._warned = not kept
+        self._kept = kept
+
+    def freed(self) -> list[int]:
+        """Slots that came back since the last call."""
+        slots = []
+        while self._freed:
+            slots.append(self._freed.popleft())
+        self._out -= len(slots)
+        return slots
+
+    def must_copy(self) -> bool:
+        """Whether the next batch must leave its slot at once."""
+        return self._kept and self._slab.slots - self._out <= 2
+
+    def batch(self, told: Delivered) -> dict[str, Any]:
+        """The batch of a slot; the slot comes back when nothing refers to it any more."""
+        copy = self.must_copy()
+        if copy and not self._warned:
+            self._warned = True
+            warnings.warn(KEPT_WARNING, stacklevel=4)
+        self._out += 1
+        memory = self._slab.hand_out(told.slot, self._freed)
+        batch: dict[str, Any] = {}
+        for name, array in self._slab.layout.views(memory).items():
+            if name in told.loose:
+                continue
+            rows = array if told.rows == self._batch_size else array[: told.rows]
+            if copy:
+                rows = rows.copy()
+            batch[name] = rows if self._to_tensor is None else self._to_tensor(rows)
+        for name, values in told.loose.items():
+            batch[name] = self._loose(values)
+        batch["__key__"] = told.keys
+        return batch
+
+    def _loose(self, values: Any) -> Any:
+        if self._to_tensor is None:
+            return values
+        if isinstance(values, np.ndarray):
+            return self._tensor(values)
+        return [self._tensor(v) if isinstance(v, np.ndarray) else v for v in values] if isinstance(values, list) else values
+
+    def _tensor(self, value: np.ndarray) -> Any:
+        assert self._to_tensor is not None
+        return value if value.dtype.kind in "OUSV" else self._to_tensor(value)

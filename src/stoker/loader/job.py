@@ -1,0 +1,111 @@
+"""What a feeder is told: frozen values that cross to it by pickle, and nothing alive.
+
+A `transform` from `__main__` travels by cloudpickle, so a script needs no main guard and a notebook works. What cannot be
+pickled is found here, before the process starts, and named by argument and attribute.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import cloudpickle
+
+from stoker.dataset.dataset import Dataset
+from stoker.decode.base import Decoder
+from stoker.errors import UsageError
+from stoker.order import Order, Split
+
+OnBad = Literal["raise", "skip", "replace"]
+Sample = dict[str, Any]
+Transform = Callable[[Sample], Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class BadPolicy:
+    """What happens to samples that cannot be used."""
+
+    action: OnBad = "raise"
+    share_max: float = 0.001
+    """Share of the rank's epoch that may be bad before the run stops all the same."""
+
+    def limit(self, samples: int) -> int:
+        """How many of *samples* may be bad."""
+        return -int(-self.share_max * samples // 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Threads and memory of a feeder."""
+
+    threads: int
+    """Decoding threads."""
+    readers: int
+    """Threads that read ahead; 0: the decoding threads read for themselves, best when reading means the page cache."""
+    slots: int
+    """Slots wanted; fewer, but never under 4, when they would pass `ram_bytes`."""
+    ram_bytes: int
+    """Bytes for slots and for what was read ahead, half each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a feeder must know, apart from where to start."""
+
+    dataset: Dataset
+    fields: tuple[tuple[str, Decoder], ...]
+    order: Order
+    split: Split
+    seed: int
+    transform: Transform | None
+    batch_transform: Callable[[Sample], Mapping[str, Any] | None] | None
+    bad: BadPolicy
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to begin. A higher generation replaces all that went before."""
+
+    generation: int
+    epoch: int
+    position: int
+
+
+def pack(job: Job) -> bytes:
+    """The job as bytes; UsageError names the argument, and the attribute inside it, that cannot be pickled."""
+    try:
+        return cloudpickle.dumps(job, protocol=5)
+    except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
+        raise UsageError(
+            f"{_culprit(job)} cannot be sent to the feeder process: {error}",
+            "make the object without open files, locks or clients, and open those on first use",
+        ) from error
+
+
+def _culprit(job: Job) -> str:
+    for field in fields(job):
+        value = getattr(job, field.name)
+        if not _picklable(value):
+            inner = [name for name, part in _attributes(value) if not _picklable(part)]
+            return f"{field.name}.{inner[0]} (a {type(dict(_attributes(value))[inner[0]]).__name__})" if inner else field.name
+    return "the loader's job"
+
+
+def _attributes(value: object) -> list[tuple[str, object]]:
+    found = list(getattr(value, "__dict__", {}).items())
+    closure = getattr(value, "__closure__", None) or ()
+    names = getattr(getattr(value, "__code__", None), "co_freevars", ())
+    found += [(name, cell.cell_contents) for name, cell in zip(names, closure, strict=False)]
+    used = getattr(getattr(value, "__code__", None), "co_names", ())
+    return found + [(name, value.__globals__[name]) for name in used if name in getattr(value, "__globals__", {})]
+
+
+def _picklable(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value, protocol=5)
+    except (TypeError, AttributeError, pickle.PicklingError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,293 @@
+"""`stoker.Loader`: batches of a dataset in an exact, resumable order, made by a feeder process.
+
+Epochs: each `iter()` runs epoch `loader.epoch`, and its end adds one; `break` and a new `iter()` begin the next epoch;
+after `load_state_dict` the next `iter()` goes on in mid-epoch. The state counts what `next()` returned, never what was
+prefetched, and is the same on every rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from stoker.clock import SYSTEM
+from stoker.dataset.dataset import Dataset
+from stoker.errors import SampleError, UsageError
+from stoker.events import RunLog
+from stoker.loader.attribute import Interval, attribute
+from stoker.loader.batch import Bad, Delivered, Failed
+from stoker.loader.handout import HandOut
+from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
+from stoker.loader.plan import Budget, Shuffle, plan_fields, plan_order, plan_work
+from stoker.loader.process import FeederProcess, rebuild
+from stoker.loader.ranks import find_ranks
+from stoker.loader.report import LoaderReport, Tally
+from stoker.order import Position, Split, plan_hash
+
+
+class Loader:
+    """Iterable over batches: dicts of tensors (or tuples) with `__key__` and `__index__` (int64 global sample numbers)."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        fields: Mapping[str, object] | None = None,
+        seed: int = 0,
+        shuffle: Shuffle = "auto",
+        canonical_nodes: int = 1,
+        tail: Literal["drop", "pad"] = "drop",
+        transform: Transform | None = None,
+        batch_transform: Callable[[Sample], Mapping[str, Any] | None] | None = None,
+        on_bad: OnBad = "raise",
+        on_bad_max: float = 0.001,
+        device: str | None = None,
+        output: Literal["torch", "numpy"] = "torch",
+        layout: Literal["dict", "tuple"] = "dict",
+        rank: int | None = None,
+        world_size: int | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Batches of *batch_size* samples for this rank.
+
+        *fields* maps a field to how it is decoded (`stoker.image.…`, `int`, `float`, `str`, `bytes`, `stoker.json`,
+        `stoker.npy`, a function of bytes); default: every field by its name. *shuffle*: `auto` (full where random access
+        is cheap, else a window of shards), `full`, `none`, `stoker.Window(shards=…)`. *tail*: the rest of an epoch, less
+        than a global batch, is dropped, or padded with repeats and a bool `__mask__`. *transform* gets and gives a dict of
+        a sample; *batch_transform* a dict of a batch's NumPy views, in the feeder. *on_bad_max* is the share of the rank's
+        epoch that may be bad. *device* copies batches there. *layout* "tuple" gives the fields in the order of *fields*.
+
+        Raises UsageError when the arguments contradict each other or the data, FeederError when no feeder can start.
+        """
+        _choice("output", output, "torch", "numpy")
+        _choice("layout", layout, "dict", "tuple")
+        _choice("on_bad", on_bad, "raise", "skip", "replace")
+        if device is not None and output != "torch":
+            raise UsageError(f"device={device!r} needs output='torch', found {output!r}")
+        ranks = find_ranks(rank, world_size)
+        self.dataset = dataset
+        self._split = Split(len(dataset), batch_size, ranks.rank, ranks.world_size, canonical_nodes, tail)
+        if self._split.steps() == 0:
+            raise UsageError(
+                f"an epoch would have 0 steps: {len(dataset)} samples, but one step over {ranks.world_size} rank(s) "
+                f"takes {self._split.global_batch}",
+                f"batch_size={max(1, len(dataset) // ranks.world_size)} would fit, or tail='pad'",
+            )
+        order = plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes)
+        self._plan = plan_hash(
+            format_name=dataset.index.format, shards=[(dataset.index.plan_identity(), 0, len(dataset))],
+            seed=seed, mode=order.mode, canonical_nodes=canonical_nodes,
+        )  # fmt: skip
+        self._bad_policy = BadPolicy(on_bad, on_bad_max)
+        self._fields = plan_fields(dataset, fields)
+        self._layout = layout
+        self._tensor = importlib.import_module("stoker.loader.torch") if output == "torch" else None
+        self._device = self._tensor.Device(device) if self._tensor is not None and device is not None else None
+        work = plan_work(dataset, budget, ranks)
+        self._job = Job(
+            dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work
+        )  # fmt: skip
+        self._tally = Tally()
+        self._log = RunLog.from_environment()
+        self.epoch = 0
+        """The epoch that runs now, or that the next `iter()` runs."""
+        self._position = 0
+        self._begun = False
+        self._resumed = False
+        self._generation = 0
+        self._ahead: tuple[int, int, int] | None = None
+        self._live: weakref.ref[_Epoch] | None = None
+        self._bad_count = 0
+        self._handout: HandOut | None = None
+        self._feeder: FeederProcess | None = FeederProcess(self._job)
+
+    # --- epochs ---
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank."""
+        return self._split.steps()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._feeder is None:
+            raise UsageError("the loader is closed")
+        if self._begun:  # the last iteration was left in the middle: this one is the next epoch
+            self.epoch, self._position = self.epoch + 1, 0
+        self._begun, self._resumed = True, False
+        iterator = _Epoch(self)
+        self._live = weakref.ref(iterator)
+        return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next `iter()` runs *epoch* from its beginning, as with torch's DistributedSampler."""
+        if epoch < 0:
+            raise UsageError(f"an epoch must not be negative, found {epoch}")
+        if self._resumed and epoch == self.epoch:
+            return  # a loop that says the epoch after a resume must not throw the position away
+        self.epoch, self._position, self._begun = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands: what `next()` returned so far. A few hundred bytes, the same on all ranks."""
+        return Position(self.epoch, self._position, self._plan).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where *state* was taken, on any number of ranks and any batch size, with the same data and seed.
+
+        UsageError while an iterator lives, or when the state belongs to other data, another seed or another shuffle.
+        """
+        live = self._live() if self._live is not None else None
+        if live is not None and not live.ended:
+            raise UsageError("load_state_dict while an iterator lives", "load before iter(), or drop the iterator first")
+        position = Position.from_dict(state)
+        if position.plan != self._plan:
+            raise UsageError(
+                f"the state belongs to another plan: it says {position.plan}, this loader's is {self._plan}",
+                "dataset, shards, seed, shuffle and canonical_nodes must be those of the run that saved it",
+            )
+        if position.consumed == self._split.consumed_after(0, len(self)) or position.consumed >= len(self.dataset):
+            position = Position(position.epoch + 1, 0, self._plan)  # saved at the very end of an epoch
+        self._split.steps(position.consumed)
+        self.epoch, self._position, self._begun, self._resumed = position.epoch, position.consumed, False, True
+
+    # --- batches ---
+
+    def _begin(self) -> Start:
+        """Make sure that the feeder works on what comes next, and say from where."""
+        assert self._feeder is not None
+        if self._ahead != (self._generation, self.epoch, self._position):
+            self._generation += 1
+            self._feeder.start(Start(self._generation, self.epoch, self._position))
+        return Start(self._generation, self.epoch, self._position)
+
+    def _next(self, start: Start, step: int) -> Any:
+        began = SYSTEM.monotonic()
+        feeder = self._feeder
+        if feeder is None:
+            raise UsageError("the loader is closed")
+        told = self._receive(feeder)
+        if isinstance(told, Failed):
+            self._ahead = None
+            raise rebuild(told)
+        assert (told.epoch, told.step) == (start.epoch, step), "the feeder's order is broken"
+        self._check_bad(told)
+        assert self._handout is not None
+        copied_s = SYSTEM.monotonic()
+        copies = self._handout.must_copy() or self._device is not None
+        batch = self._handout.batch(told)
+        if self._device is not None:
+            batch = self._device.copy(batch)
+        ended = SYSTEM.monotonic()
+        intervals = (*told.intervals, *self._start_interval(feeder), *((("copy", copied_s, ended),) if copies else ()))
+        parts = attribute(began, ended, intervals)
+        self._tally.waited(began, ended, parts)
+        self._tally.got(told.rows, told.bad, told.counts)
+        if self._log is not None:
+            self._log.write(
+                "batch", epoch=told.epoch, step=told.step, rows=told.rows, rank=self._split.rank, began_s=began,
+                wait_s=ended - began, stages={k: round(v, 6) for k, v in parts.items()}, bad=[b.key for b in told.bad],
+                counts=told.counts,
+            )  # fmt: skip
+        self._position = self._split.consumed_after(start.position, step + 1)
+        return batch if self._layout == "dict" else tuple(batch[name] for name, _ in self._fields)
+
+    def _receive(self, feeder: FeederProcess) -> Delivered | Failed:
+        """The next batch of this generation; slots of dropped ones go straight back."""
+        slots = self._handout.freed() if self._handout is not None else []
+        while True:
+            if slots:
+                feeder.free(slots)
+            told = feeder.next()
+            if self._handout is None and feeder.slab is not None:
+                to_tensor = self._tensor.to_tensor if self._tensor is not None else None
+                self._handout = HandOut(feeder.slab, to_tensor, self._split.batch_size, kept=self._device is None)
+                if self._device is not None:
+                    self._device.attach(feeder.slab)
+            if told.generation == self._generation or (isinstance(told, Failed) and told.generation < 0):
+                return told
+            slots = [told.slot] if isinstance(told, Delivered) else []
+
+    def _start_interval(self, feeder: FeederProcess) -> tuple[Interval, ...]:
+        return (("start", feeder.started_s, feeder.ready_s),) if feeder.ready_s is not None and not self._tally.batches else ()
+
+    def _check_bad(self, told: Delivered) -> None:
+        self._bad_count += len(told.bad)
+        share = self._split.samples // self._split.world_size
+        if told.bad and self._bad_count > self._bad_policy.limit(share):
+            raise SampleError(
+                f"{self._bad_count} bad samples, but at most {self._bad_policy.limit(share)} of {share} a rank and epoch "
+                f"may be (on_bad_max={self._bad_policy.share_max}); the last: {told.bad[-1].message}",
+                "`loader.bad` lists them; raise on_bad_max if so many are expected",
+            )
+
+    def _finish(self) -> None:
+        """The epoch's last batch was drawn: the feeder is in the next one already."""
+        self.epoch, self._position, self._begun, self._bad_count = self.epoch + 1, 0, False, 0
+        self._ahead = (self._generation, self.epoch, 0)
+
+    # --- what is known ---
+
+    def report(self) -> LoaderReport:
+        """Where every second of waiting went, so far."""
+        return self._tally.report()
+
+    @property
+    def bad(self) -> list[Bad]:
+        """The samples that could not be used, with reasons (the first 10,000)."""
+        return list(self._tally.bad)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """End the feeder. Batches in use stay valid."""
+        if self._feeder is not None:
+            if self._device is not None:
+                self._device.close()
+            self._feeder.close()
+            self._feeder = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Epoch(Iterator[Any]):
+    """One pass over an epoch, or over the rest of it."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._start = loader._begin()
+        self._steps = loader._split.steps(self._start.position)
+        self._step = 0
+        self.ended = False
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self.ended:
+            raise StopIteration
+        if self._start.generation != loader._generation or loader._live is None or loader._live() is not self:
+            raise UsageError("this iterator was replaced by a newer iter() of the same loader")
+        if self._step == self._steps:
+            self.ended = True
+            loader._finish()
+            raise StopIteration
+        try:
+            batch = loader._next(self._start, self._step)
+        except BaseException:
+            self.ended = True
+            raise
+        self._step += 1
+        loader._ahead = None
+        return batch
+
+
+def _choice(name: str, found: object, *allowed: str) -> None:
+    if found not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, found {found!r}")

@@ -1,0 +1,85 @@
+"""From a dataset, fields and a budget to a feeder's job: defaults are decided here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker import machine
+from stoker.dataset.dataset import Dataset
+from stoker.decode import Decoder, default_for, resolve
+from stoker.errors import UsageError
+from stoker.loader.job import Work
+from stoker.loader.ranks import Ranks
+from stoker.loader.slab import SLOTS_MIN
+from stoker.order import Order, Window, build_order
+
+SLOTS = 8
+"""Slots wanted: 4 hold the feeder's and the trainer's turn, 4 more absorb a slow sample."""
+READERS_REMOTE = 16
+"""Reading threads where a read is a round trip: at 50 ms and 8 samples a request some 2,500 samples/s."""
+RAM_SHARE = 0.25
+"""Share of the free memory that all feeders of a node may use together."""
+
+Shuffle = Literal["auto", "full", "none"] | Window | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a loader may use of its node."""
+
+    cpus: int | None = None
+    """Decoding threads; default: the cgroup's CPUs divided by the local ranks."""
+    ram_bytes: int | None = None
+    """Bytes for batches and read-ahead; default: a quarter of the free memory divided by the local ranks."""
+
+
+def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[tuple[str, Decoder], ...]:
+    """The fields to decode and how. UsageError names a field that no sample of the dataset has."""
+    if fields is None:
+        return tuple((name, default_for(name)) for name in dataset.fields)
+    if not fields:
+        raise UsageError("fields is empty: name at least one, as {'image': stoker.image.CenterCrop(224), 'cls': int}")
+    for name in fields:
+        wanted = name.split(";")
+        known = set(dataset.fields)
+        if not dataset.maps and not any(one in known or one == "image" for one in wanted):
+            raise UsageError(f"no sample of {dataset.url} has a field {name!r}; there are {', '.join(dataset.fields)}")
+    return tuple((name, resolve(spec)) for name, spec in fields.items())
+
+
+def plan_order(dataset: Dataset, shuffle: Shuffle, *, seed: int, canonical_nodes: int) -> Order:
+    """The epoch's order. `auto` is full where random access is cheap, else a window."""
+    mode: Literal["full", "none"] | Window
+    if shuffle is True or shuffle == "auto":
+        mode = "full" if not dataset.remote or _fits_cache(dataset) else Window()
+    elif shuffle is False:
+        mode = "none"
+    else:
+        mode = shuffle
+    if not isinstance(mode, Window) and mode not in ("full", "none"):
+        raise UsageError(f"shuffle must be 'auto', 'full', 'none' or stoker.Window(shards=…), found {shuffle!r}")
+    return build_order(mode, shard_starts=dataset.index.shard_starts, seed=seed, canonical_nodes=canonical_nodes)
+
+
+def _fits_cache(dataset: Dataset) -> bool:
+    if dataset.cache is None:
+        return False
+    limit = dataset.cache.status().limit
+    return limit is None or sum(shard.size for shard in dataset.index.shards()) <= limit
+
+
+def plan_work(dataset: Dataset, budget: Budget | None, ranks: Ranks) -> Work:
+    """Threads and memory under the budget."""
+    given = budget or Budget()
+    threads = given.cpus or max(1, machine.cpus() // ranks.local_world_size)
+    ram = given.ram_bytes or int(machine.memory_bytes_free() * RAM_SHARE / ranks.local_world_size)
+    if threads < 1 or ram < 1:
+        raise UsageError(f"a budget must be positive, found cpus={threads}, ram_bytes={ram}")
+    return Work(threads, READERS_REMOTE if dataset.remote else 0, SLOTS, ram)
+
+
+def slots_within(work: Work, slot_bytes: int) -> int:
+    """How many slots of that size the work may have."""
+    return max(SLOTS_MIN, min(work.slots, work.ram_bytes // 2 // slot_bytes))

@@ -1,0 +1,116 @@
+"""Messages between trainer and feeder over one socket pair: a length, a pickle, and descriptors beside it.
+
+Both ends are this program, started by each other, so pickle is safe here. A message over INLINE_BYTES_MAX (variable-size
+fields, many long keys) travels in a memfd of its own whose descriptor is passed along: a socket would copy it twice and
+could block the feeder in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import select
+import socket
+import struct
+from typing import Any
+
+from stoker.errors import FeederError
+
+INLINE_BYTES_MAX = 32_768
+_HEAD = struct.Struct("<QQ")  # length of what follows; length of the payload in the first descriptor, 0 if inline
+DESCRIPTORS_MAX = 4
+
+
+def send(link: socket.socket, message: object, descriptors: tuple[int, ...] = ()) -> None:
+    """Send one message; blocks while the other side's buffer is full. OSError when the other side is gone."""
+    data = pickle.dumps(message, protocol=5)
+    if len(data) <= INLINE_BYTES_MAX:
+        _send_all(link, _HEAD.pack(len(data), 0) + data, descriptors)
+        return
+    carrier = os.memfd_create("stoker-payload", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(carrier), "wb") as out:
+            out.write(data)
+        _send_all(link, _HEAD.pack(0, len(data)), (carrier, *descriptors))
+    finally:
+        os.close(carrier)
+
+
+def _send_all(link: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
+    sent = socket.send_fds(link, [data], list(descriptors)) if descriptors else link.send(data)
+    if sent < len(data):
+        link.sendall(memoryview(data)[sent:])
+
+
+def _receive_exactly(link: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = link.recv(count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def receive(link: socket.socket) -> tuple[Any, list[int]]:
+    """The next message and the descriptors that came with it. EOFError when the other side is gone."""
+    try:
+        head, descriptors, _, _ = socket.recv_fds(link, _HEAD.size, DESCRIPTORS_MAX)
+        if not head:
+            raise EOFError
+        if len(head) < _HEAD.size:
+            head += _receive_exactly(link, _HEAD.size - len(head))
+        inline, carried = _HEAD.unpack(head)
+        if not carried:
+            return pickle.loads(_receive_exactly(link, inline)), descriptors
+    except ConnectionError as error:
+        raise EOFError from error
+    carrier = descriptors.pop(0)
+    try:
+        with mmap.mmap(carrier, carried, access=mmap.ACCESS_READ) as payload:
+            return pickle.loads(payload), descriptors
+    finally:
+        os.close(carrier)
+
+
+class Waiter:
+    """Waits for a message or for the death of a process, whichever comes first.
+
+    End of file alone is not enough: a process that the user's code forked may hold a copy of the other end open. A pidfd
+    in the same poll sees the death itself.
+    """
+
+    def __init__(self, link: socket.socket, pid: int) -> None:
+        self.link = link
+        self._pidfd = os.pidfd_open(pid)
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when a message lies ready, False at the timeout; EOFError when the process died and left none."""
+        ready = dict(self._poll.poll(timeout_s * 1000))
+        if ready.get(self.link.fileno(), 0) & select.POLLIN:
+            return True
+        if ready:
+            raise EOFError
+        return False
+
+    def close(self) -> None:
+        """Give the pidfd back."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends; the second is meant to be inherited by the feeder."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        raise FeederError("stoker.Loader needs Linux 5.3 or newer (memfd, pidfd)", "elsewhere pack, index and plan work")
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,147 @@
+"""What a feeder thread does to a chunk: raw bytes → decoded values → transformed values → rows of the slot.
+
+Each stage runs over the whole chunk before the next begins, so that the times noted for a stage are true intervals. A
+sample that cannot be used is handled here (skipped, replaced, or raised); everything else that goes wrong ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stoker.clock import SYSTEM
+from stoker.dataset.read import MISSING, RawSamples, SampleReader
+from stoker.errors import MissingFieldError, SampleError
+from stoker.loader.batch import UNSET, Bad, Batch, Chunk
+from stoker.loader.job import Job, Sample
+from stoker.order import sample_seed
+
+REPLACE_TRIES = 16
+"""Substitutes tried for a bad sample: with 1 % bad samples the chance that all fail is 10^-32."""
+
+Values = dict[str, Any]
+
+
+class Workshop:
+    """The work on chunks, shared by all threads of a feeder: it keeps no state but the reader."""
+
+    def __init__(self, job: Job, reader: SampleReader) -> None:
+        self._job = job
+        self._reader = reader
+        self._plain = job.transform is None and not job.dataset.maps
+
+    def read(self, batch: Batch, chunk: Chunk) -> RawSamples:
+        """The raw values of a chunk's samples, noting where they came from."""
+        begin = SYSTEM.monotonic()
+        raw = self._reader.read(batch.samples[chunk.first : chunk.stop].tolist())
+        batch.spent("cache_miss" if raw.missed else "store_read", begin, SYSTEM.monotonic())
+        return raw
+
+    def fill(self, batch: Batch, chunk: Chunk, raw: RawSamples, seat: np.ndarray) -> None:
+        """Decode, transform and store the chunk's rows; *seat* (int64 [1]) says which sample the thread is at."""
+        begin = SYSTEM.monotonic()
+        decoded = [self._decode(batch, chunk, row, raw, seat) for row in range(chunk.first, chunk.stop)]
+        decoded_s = SYSTEM.monotonic()
+        batch.spent("decode", begin, decoded_s)
+        if self._job.transform is not None:
+            decoded = [self._transform(batch, row, values, seat) for row, values in enumerate(decoded, chunk.first)]
+            batch.spent("transform", decoded_s, SYSTEM.monotonic())
+        for row, values in enumerate(decoded, chunk.first):
+            if values is not None:
+                self._store(batch, row, values)
+
+    def probe(self, sample: int, epoch: int) -> Values:
+        """The values of one sample, to learn the shapes that a transform gives."""
+        raw = self._reader.read([sample])
+        values = self._values(raw, 0, sample, epoch, {})
+        return dict(self._apply(raw.keys[0], sample, epoch, values)) if self._job.transform else values
+
+    def _decode(self, batch: Batch, chunk: Chunk, row: int, raw: RawSamples, seat: np.ndarray) -> Values | None:
+        """Decoded values of a row, or None where the sample is skipped. Fixed-shape fields are in the slot already."""
+        sample, at = int(batch.samples[row]), row - chunk.first
+        outs = {name: array[row] for name, array in batch.arrays.items()} if self._plain else {}
+        batch.keys[row], seat[0] = raw.keys[at], sample + 1
+        try:
+            return self._values(raw, at, sample, batch.epoch, outs)
+        except SampleError as error:
+            return self._bad(batch, row, raw.keys[at], error, outs)
+
+    def _values(self, raw: RawSamples, at: int, sample: int, epoch: int, outs: Mapping[str, np.ndarray]) -> Values:
+        job = self._job
+        draw = sample_seed(job.seed, epoch, sample)
+        source = raw.sample(at)
+        if job.dataset.maps:
+            source = job.dataset.mapped({**source, "__key__": raw.keys[at], "__index__": sample, "__seed__": draw})
+        values: Values = {}
+        for name, decoder in job.fields:
+            value = source.get(name, MISSING)
+            if value is MISSING:
+                raise MissingFieldError(f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}")
+            out = outs.get(name)
+            if isinstance(value, bytes | bytearray | memoryview):
+                value = decoder.decode(value, out, draw)
+                if out is not None:
+                    continue
+            elif out is not None:
+                out[...] = value
+                continue
+            values[name] = value
+        return values
+
+    def _bad(self, batch: Batch, row: int, key: str, error: SampleError, outs: Mapping[str, np.ndarray]) -> Values | None:
+        """Deal with the sample of *row* as the policy says."""
+        sample, action = int(batch.samples[row]), self._job.bad.action
+        where = f"sample {sample}, key {key!r}, epoch {batch.epoch}: {error.message}"
+        if action == "raise":
+            raise type(error)(where, error.hint or "Loader(on_bad='skip' or 'replace') goes on without such samples") from error
+        substitute, values = None, None
+        if action == "replace":
+            substitute, values = self._substitute(batch, row, sample, outs)
+        batch.bad[row] = Bad(sample, key, error.reason, where, substitute)
+        return values
+
+    def _substitute(self, batch: Batch, row: int, sample: int, outs: Mapping[str, np.ndarray]) -> tuple[int, Values]:
+        """Another sample in place of a bad one: the same on every machine and at every resume."""
+        for attempt in range(1, REPLACE_TRIES + 1):
+            other = sample_seed(self._job.seed + attempt, batch.epoch, sample) % len(self._job.dataset)
+            raw = self._reader.read([other])
+            try:
+                values = self._values(raw, 0, other, batch.epoch, outs)
+            except SampleError:
+                continue
+            batch.samples[row], batch.keys[row] = other, raw.keys[0]
+            return other, values
+        raise SampleError(f"sample {sample} is bad and so were {REPLACE_TRIES} substitutes drawn for it")
+
+    def _transform(self, batch: Batch, row: int, values: Values | None, seat: np.ndarray) -> Values | None:
+        if values is None:
+            return None
+        seat[0] = batch.samples[row] + 1
+        try:
+            return dict(self._apply(batch.keys[row], int(batch.samples[row]), batch.epoch, values))
+        except SampleError as error:
+            return self._bad(batch, row, batch.keys[row], error, {})
+
+    def _apply(self, key: str, sample: int, epoch: int, values: Values) -> Sample:
+        given = {**values, "__key__": key, "__index__": sample, "__seed__": sample_seed(self._job.seed, epoch, sample)}
+        assert self._job.transform is not None
+        result = self._job.transform(given)
+        if not isinstance(result, dict):
+            raise TypeError(f"the transform must return a dict of fields, not {type(result).__name__}")
+        return {name: value for name, value in result.items() if not name.startswith("__")}
+
+    @staticmethod
+    def _store(batch: Batch, row: int, values: Values) -> None:
+        """Put what is not in the slot yet there, or aside where it does not fit."""
+        for name, value in values.items():
+            array = batch.arrays.get(name)
+            if array is None or name in batch.loose:
+                batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
+                continue
+            given = np.asarray(value)
+            if given.shape == array.shape[1:] and np.can_cast(given.dtype, array.dtype, "same_kind"):
+                array[row] = given
+            else:
+                batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
