@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import MissingExtraError, UsageError
+from stoker.errors import MissingExtraError, UnsupportedError, UsageError
 from stoker.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -14,6 +15,24 @@ if TYPE_CHECKING:
 _BODY_S_MAX = 24 * 3600
 """obstore's own limit covers a whole body; ours is the silence between two reads."""
 _NO_RETRIES: Any = {"max_retries": 0, "retry_timeout": timedelta(0)}
+
+
+_first_pid: int | None = None
+"""The process that used obstore first."""
+
+
+def check_not_forked(url: str) -> None:
+    """UnsupportedError in a child that was forked after its parent used obstore.
+
+    obstore has one runtime a process, whose threads a fork leaves behind: without this check the child would hang.
+    """
+    global _first_pid
+    _first_pid = _first_pid or os.getpid()
+    if _first_pid != os.getpid():
+        raise UnsupportedError(
+            f"{url}: this process was forked from one (pid {_first_pid}) that had used an object store already",
+            'start processes by "spawn" or "forkserver", as in DataLoader(multiprocessing_context="spawn")',
+        )
 
 
 def make_client(scheme: str, host: str, options: StoreOptions) -> ObjectStore:

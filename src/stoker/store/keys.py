@@ -16,6 +16,11 @@ def key_bytes(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
+def can_begin_keys(prefix: str) -> bool:
+    """Whether any usable key can begin with *prefix*: its folders must be real names."""
+    return not any(part in ("", ".", "..") or "\0" in part for part in prefix.split("/")[:-1])
+
+
 def check_key(key: str, url: str) -> str:
     """The key itself, or UsageError if it is empty, absolute, too long, or could leave *url*."""
     fault = _fault(key)

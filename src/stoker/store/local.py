@@ -20,7 +20,7 @@ from urllib.parse import quote
 from stoker.errors import AccessError, ChangedError, NotFoundError, StoreError, UnsupportedError, UsageError
 from stoker.store.atomic import whole_file, write_all
 from stoker.store.base import Buffer, ByteRange, ObjectInfo
-from stoker.store.keys import TEMPORARY_PREFIX, check_key, key_bytes
+from stoker.store.keys import TEMPORARY_PREFIX, can_begin_keys, check_key, key_bytes
 
 _COPY_BYTES = 8 << 20
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL}
@@ -118,9 +118,7 @@ class Local:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = prefix.rpartition("/")[0]
         folder = self.root / start
-        if start and any(part in ("", ".", "..") for part in start.split("/")):
-            return iter(())
-        if not folder.is_dir() or not self._inside(folder):
+        if not can_begin_keys(prefix) or not folder.is_dir() or not self._inside(folder):
             return iter(())
         return self._walk(folder, start + "/" if start else "", prefix, frozenset())
 

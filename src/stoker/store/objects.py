@@ -5,21 +5,20 @@ length is compared; `get_range` cannot pin a version, so ranges go by `get` with
 is compared as well, since some servers ignore the condition; its own retries hide failures, so they are off; its 30 s
 limit covers a whole body, so a limit on silence stands in its place; above 5 MB it uploads in parts that a kill leaves
 behind, so objects up to 512 MB go in one request; its list takes whole path segments as prefix, so the rest is compared
-here. A client is made on first use in each process.
+here. A client is made on first use in each process; a process that was forked after that cannot have one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.errors import ChangedError, NotFoundError, StoreError, UnsupportedError, UsageError
 from stoker.store.base import Buffer, ByteRange, ObjectInfo
-from stoker.store.clients import make_client
-from stoker.store.keys import check_key, key_bytes
+from stoker.store.clients import check_not_forked, make_client
+from stoker.store.keys import can_begin_keys, check_key, key_bytes
 from stoker.store.options import StoreOptions
 from stoker.store.probe import Conditions, probe_conditions
 from stoker.store.transient import transient
@@ -40,10 +39,6 @@ class Objects:
 
     def __init__(self, scheme: str, host: str, prefix: str, *, options: StoreOptions) -> None:
         self._scheme, self._host, self._prefix, self._options = scheme, host, prefix.strip("/"), options
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._made: ObjectStore | None = None
         self._conditions: Conditions | None = None
@@ -87,6 +82,7 @@ class Objects:
     def put_if(self, key: str, data: Buffer, *, version: str | None) -> ObjectInfo:
         import obstore
 
+        view, path = memoryview(data).cast("B"), self._path(key)
         known = self._what_server_does()
         if not (known.create if version is None else known.update):
             condition = "If-None-Match" if version is None else "If-Match"
@@ -94,7 +90,6 @@ class Objects:
                 f"{self.url}: {key!r}: the server ignores or refuses {condition} on writes",
                 "use a server with conditional writes, or one writer at a time",
             )
-        view, path = memoryview(data).cast("B"), self._path(key)
         mode: Any = "create" if version is None else {"e_tag": version}
         done = self._asked(key, lambda client: obstore.put(client, path, view, mode=mode, use_multipart=False))
         return ObjectInfo(key, view.nbytes, done["e_tag"])
@@ -105,7 +100,7 @@ class Objects:
                 f"{self.url}: plain HTTP servers cannot list",
                 "name the shards by a brace pattern, an index or a manifest",
             )
-        return self._listed(prefix)
+        return self._listed(prefix) if can_begin_keys(prefix) else iter(())
 
     def head(self, key: str) -> ObjectInfo:
         import obstore
@@ -138,9 +133,8 @@ class Objects:
         return path
 
     def _client(self) -> ObjectStore:
-        """This process's client; after a fork a new one, since the old one's threads stayed behind."""
-        if self._pid != os.getpid():
-            self._reset()
+        """This process's client, made on first use."""
+        check_not_forked(self.url)
         with self._lock:
             if self._made is None:
                 self._made = make_client(self._scheme, self._host, self._options)
@@ -197,7 +191,7 @@ class Objects:
     def _offset(self, prefix: str) -> str | None:
         """A name just before all keys that begin with *prefix*, so that the server need not list what lies before."""
         shorter = prefix[:-1]
-        if not shorter or "/" in (prefix[-1], shorter[-1]):
+        if "/" in prefix[-1:] or shorter.rpartition("/")[2] in ("", ".", ".."):
             return None  # some servers refuse a start that is not itself below the folder
         return f"{self._prefix}/{shorter}" if self._prefix else shorter
 

@@ -53,8 +53,10 @@ class Server:
         try:
             self._request("PUT", f"/{name}")
         except urllib.error.HTTPError as error:
+            with error:
+                words = error.read(2000).decode(errors="replace")
             if error.code != 409:
-                raise
+                raise StokerError(f"{self.endpoint}: bucket {name!r}: {error.code} {words}") from None
 
     def open_uploads(self, bucket: str) -> list[str]:
         """Keys of the multipart uploads that were begun and neither completed nor aborted."""
