@@ -1,0 +1,50 @@
+"""Which decoder a field gets: the one that the caller names, else one by the field's extension."""
+
+from __future__ import annotations
+
+from stoker.decode.array import Npy
+from stoker.decode.base import Decoder
+from stoker.decode.image import Image
+from stoker.decode.text import Bytes, Call, Json, Number, Text
+from stoker.errors import UsageError
+
+IMAGE_FIELDS = frozenset(
+    ("image", "jpg", "jpeg", "jpe", "png", "webp", "gif", "tif", "tiff", "bmp", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k",
+     "jpx", "avif")
+)  # fmt: skip
+"""Extensions whose bytes are pictures, and `image`, which stands for whichever of them a sample has."""
+
+_BY_TYPE: dict[object, Decoder] = {int: Number("int"), float: Number("float"), str: Text(), bytes: Bytes()}
+_BY_NAME: dict[str, Decoder] = {
+    **dict.fromkeys(IMAGE_FIELDS, Image()),
+    **dict.fromkeys(("cls", "int", "id"), Number("int")),
+    **dict.fromkeys(("txt", "text", "caption"), Text()),
+    "json": Json(),
+    "npy": Npy(),
+}
+
+
+def resolve(spec: object) -> Decoder:
+    """The decoder that *spec* means: int, float, str, bytes, a Decoder, or a function of bytes."""
+    if isinstance(spec, type):
+        known = _BY_TYPE.get(spec)
+        if known is not None:
+            return known
+        raise UsageError(
+            f"a field is decoded by int, float, str, bytes, a decoder or a function, found the class {spec.__name__}",
+            f"make a decoder of it: {spec.__name__}(…)" if hasattr(spec, "decode") else None,
+        )
+    if isinstance(spec, Decoder):
+        return spec
+    if callable(spec):
+        return Call(spec)
+    raise UsageError(f"a field is decoded by int, float, str, bytes, a decoder or a function, found {spec!r}")
+
+
+def default_for(field: str) -> Decoder:
+    """The decoder of a field named by its extension; of `a;b` the first counts, of `seg.png` the last part.
+
+    What is not known is given as bytes: pickles (.pyd, .pkl, .pth) among them, which are never loaded.
+    """
+    name = field.split(";")[0].rsplit(".", 1)[-1].strip().lower()
+    return _BY_NAME.get(name, _BY_TYPE[bytes])

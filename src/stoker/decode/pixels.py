@@ -1,0 +1,140 @@
+"""Bytes of an image → RGB pixels of the part that is wanted, upright. All that can be wrong with them is a SampleError.
+
+JPEGs go through simplejpeg (libjpeg-turbo, strict, without the GIL) into a buffer that each thread keeps; what it
+refuses, and every other format, goes to Pillow, whose verdict counts. Alpha is dropped, not composited; 16 bits become 8
+by `value >> 8`; of an animation the first frame is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import PIL.ImageCms
+import simplejpeg
+
+from stoker.decode.augment import FLIPS, Box, aligned, stored_box
+from stoker.decode.header import PNG_MAGIC, Header, check_png_sums, exif_orientation, read_header
+from stoker.errors import SampleError
+
+Pixels = npt.NDArray[np.uint8]
+Choice = Callable[[int, int], tuple[Box, tuple[int, int] | None]]
+"""(height, width) of the upright image → the box wanted of it, and the target that it will be resized to, if any."""
+
+PIXELS_MAX = 178_956_970
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "JPEG2000", "AVIF")
+"""What Pillow may open. Others of its readers start programs (EPS) or are no images of a dataset."""
+SCRATCH_BYTES_MAX = 64 << 20  # a thread keeps no larger buffer than this
+
+_HOSTILE = (
+    OSError, ValueError, TypeError, SyntaxError, LookupError, EOFError, ArithmeticError, AttributeError, AssertionError,
+    RuntimeError, MemoryError, struct.error, zlib.error, PIL.Image.DecompressionBombError, PIL.ImageCms.PyCMSError,
+    Warning,
+)  # fmt: skip
+"""What Pillow raises on hostile bytes. `Warning` is there for those who turn warnings into errors."""
+
+_thread = threading.local()
+
+
+def cut(
+    raw: bytes | memoryview, choose: Choice, *, pixels_max: int = PIXELS_MAX
+) -> tuple[Pixels, tuple[int, int] | None]:
+    """The chosen part of an image, RGB uint8 [height, width, 3], upright, and the target that *choose* named.
+
+    The array may lie in this thread's scratch buffer: use it before the next call, or copy it.
+    """
+    header = read_header(raw)
+    if header is not None:
+        _check_size(header.height, header.width, pixels_max)
+        if header.fast_jpeg:
+            box, denominator, target = _place(header, choose)
+            scaled = _simplejpeg(raw, header, denominator)
+            if scaled is not None:
+                return _upright(scaled, box, denominator, header.orientation), target
+    whole, orientation = _pillow(raw, pixels_max)
+    box, _, target = _place(Header(whole.shape[0], whole.shape[1], orientation), choose)
+    return _upright(whole, box, 1, orientation), target
+
+
+def _check_size(height: int, width: int, pixels_max: int) -> None:
+    if height * width > pixels_max:
+        raise SampleError(
+            f"image: the header says {width} x {height} = {height * width} pixels, allowed are {pixels_max}",
+            "raise pixels_max of the decoder if such images are expected",
+        )
+    if height < 1 or width < 1:
+        raise SampleError(f"image: the header says {width} x {height} pixels")
+
+
+def _place(header: Header, choose: Choice) -> tuple[Box, int, tuple[int, int] | None]:
+    """The box in the image as stored, aligned to the denominator that it may be decoded at."""
+    turned = header.orientation >= 5
+    height, width = (header.width, header.height) if turned else (header.height, header.width)
+    box, target = choose(height, width)
+    box = stored_box(box, header.orientation, height, width)
+    if target is None:
+        return box, 1, None
+    box, denominator = aligned(box, target[::-1] if turned else target)
+    return box, denominator, target
+
+
+def _scratch(count_bytes: int) -> Pixels:
+    """This thread's buffer of at least *count_bytes*."""
+    buffer: Pixels | None = getattr(_thread, "buffer", None)
+    if buffer is None or buffer.nbytes < count_bytes:
+        buffer = np.empty(count_bytes, np.uint8)
+        if count_bytes <= SCRATCH_BYTES_MAX:
+            _thread.buffer = buffer
+    return buffer
+
+
+def _simplejpeg(raw: bytes | memoryview, header: Header, denominator: int) -> Pixels | None:
+    """The whole JPEG at exactly 1/denominator, or None where simplejpeg refuses it."""
+    height, width = -(-header.height // denominator), -(-header.width // denominator)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            raw, "RGB", min_height=height, min_width=width, min_factor=denominator, buffer=_scratch(height * width * 3)
+        )
+    except ValueError:
+        return None
+    return pixels if pixels.shape == (height, width, 3) else None
+
+
+def _pillow(raw: bytes | memoryview, pixels_max: int) -> tuple[Pixels, int]:
+    """RGB pixels of any image as stored, and its orientation; strict: what is cut off or damaged is refused."""
+    if bytes(raw[:8]) == PNG_MAGIC:
+        check_png_sums(raw)
+    try:
+        with PIL.Image.open(io.BytesIO(raw), formats=FORMATS) as image:
+            _check_size(image.height, image.width, pixels_max)
+            image.load()
+            exif = image.info.get("exif")
+            orientation = exif_orientation(exif) if isinstance(exif, bytes) and image.format != "TIFF" else 1
+            if image.mode.startswith("I;16"):
+                return np.repeat((np.array(image) >> 8).astype(np.uint8)[..., None], 3, axis=2), orientation
+            return np.array(image.convert("RGB")), orientation
+    except SampleError:
+        raise
+    except _HOSTILE as error:
+        found = "no bytes" if len(raw) == 0 else f"{len(raw)} bytes that begin with {bytes(raw[:12])!r}"
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+        raise SampleError(f"image: cannot be decoded ({reason}); found {found}") from None
+
+
+def _upright(pixels: Pixels, box: Box, denominator: int, orientation: int) -> Pixels:
+    """The box of *pixels* (which are stored at 1/denominator), turned as EXIF says."""
+    top, left = box.top // denominator, box.left // denominator
+    height, width = box.height // denominator, box.width // denominator
+    part = pixels[top : top + height, left : left + width]
+    if orientation == 1:
+        return part
+    if orientation >= 5:
+        part = part.transpose(1, 0, 2)
+    vertical, horizontal = FLIPS[orientation]
+    return np.ascontiguousarray(part[:: -1 if vertical else 1, :: -1 if horizontal else 1])
