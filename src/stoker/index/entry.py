@@ -1,4 +1,4 @@
-"""What the index says about one place: which object, which bytes of it, and how to know that it is still the same object."""
+"""What the index says about one place: which object, which bytes of it, and how to know that it is still the same one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """An object of the dataset's store as it was when it was indexed. For tars an object is a shard, for raw files a file."""
+    """An object of the dataset's store as it was when indexed. For tars an object is a shard, for raw files a file."""
 
     key: str
     size: int
