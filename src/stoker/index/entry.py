@@ -1,4 +1,4 @@
-"""What the index says about one place: which object, which bytes of it, and how to know that it is still the same one."""
+"""What the index says about one place: which object, which bytes of it, and how to know it is still the same one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The read side of an index: sample number → shard, object, byte range. Mapped, and shared by every process of a node.
 
-Opening reads the manifest and the footers of the Arrow files; a batch of 65,536 samples is checked and viewed when first
-touched. There is no Python list of samples anywhere. What crosses a process border is where the files lie.
+Opening reads the manifest and the footers of the Arrow files; a batch of 65,536 samples is checked and viewed when it
+is first touched. There is no Python list of samples anywhere. What crosses a process border is where the files lie.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from blake3 import blake3
 from stoker.errors import ChangedError, NotFoundError, ShardError
 from stoker.format import IMAGE_FIELDS, STOKER_FOLDER, FieldPlace, SampleEntry
 from stoker.index.entry import ObjectRef, Place, ShardEntry
+from stoker.index.fetch import default_place, local_folder
 from stoker.index.layout import (
     BATCH,
     BATCH_SHIFT,
@@ -30,7 +31,6 @@ from stoker.index.layout import (
     Manifest,
 )
 from stoker.index.views import ObjectTable, SampleView, open_arrow
-from stoker.store import HasPaths, innermost
 from stoker.store.base import Store
 
 _MASK = BATCH - 1
@@ -88,12 +88,12 @@ class Index:
         return f"<stoker.Index {self._folder}: {len(self)} samples in {self.manifest.shards} shards, {self.format}>"
 
     @classmethod
-    def load(cls, store: Store, prefix: str = STOKER_FOLDER) -> Index:
-        """The index that lies in a store of local files. (`fetch_index` brings a remote one here first.)"""
-        inner = innermost(store)
-        if not isinstance(inner, HasPaths):
-            raise NotFoundError(f"{store.url}: not a store of local files", "fetch the index to a folder first")
-        return cls(inner.path(f"{prefix}/{MANIFEST_FILE}").parent)
+    def load(cls, store: Store, prefix: str = STOKER_FOLDER, *, place: Path | None = None) -> Index:
+        """The index that lies in *store*: mapped where it lies if the store has files, else fetched once into *place*.
+
+        NotFoundError when there is none, ShardError when it is damaged or of a newer version.
+        """
+        return cls(local_folder(store, prefix, place or default_place()))
 
     @property
     def folder(self) -> Path:

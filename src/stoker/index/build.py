@@ -1,0 +1,273 @@
+"""Building the index of a dataset that has none: list, recognise the format, scan in parallel, write; manifest last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from stoker.errors import ShardError, UsageError
+from stoker.flow import Progress, no_progress
+from stoker.format import FORMATS, STOKER_FOLDER, Finding, Findings, SampleEntry
+from stoker.format.codec import MAGIC_BYTES, detect
+from stoker.format.files import FileDataset, ManifestRow, gather
+from stoker.format.names import is_hidden, is_image, split_file
+from stoker.format.tar import BLOCK, is_header
+from stoker.index.entry import ObjectRef
+from stoker.index.layout import Manifest
+from stoker.index.merge import IndexWriter
+from stoker.index.scan import scan_shards
+from stoker.machine import cpus
+from stoker.store.base import ByteRange, ObjectInfo, Store
+
+Damaged = Literal["refuse", "keep"]
+FORMAT_NAMES = ("webdataset", "files")
+PROBES_MAX = 4
+"""Objects whose heads are read to recognise a format that no name tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What decides which samples a dataset has, beside its objects."""
+
+    format: str | None = None
+    """"webdataset", "files", or None: recognised."""
+    label: str | None = None
+    """Label rule for raw files."""
+    manifest: Mapping[str, ManifestRow] | None = None
+    """Path → row: the samples of raw files and their metadata."""
+    damaged: Damaged = "refuse"
+    """What to do with shards that have errors: refuse them all, or keep what is whole of them."""
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, *FORMAT_NAMES):
+            raise UsageError(f"unknown format {self.format!r}", f"known are {', '.join(FORMAT_NAMES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard with its samples, on the way into an index."""
+
+    ref: ObjectRef
+    samples: Iterable[SampleEntry]
+    findings: tuple[Finding, ...] = ()
+    objects: Mapping[str, ObjectRef] | None = None
+
+
+class Source(Protocol):
+    """A dataset about to be indexed."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def columns(self) -> Mapping[str, type]: ...
+
+    @property
+    def parts(self) -> tuple[str, ...]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the listing alone tells."""
+        ...
+
+    def shards(self) -> Iterator[Shard]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Tars:
+    """Shards of a format that keeps many samples in one object."""
+
+    store: Store
+    format: str
+    infos: Sequence[ObjectInfo]
+    findings: tuple[Finding, ...]
+    workers: int
+    scratch: Path | None
+    progress: Progress
+    columns: Mapping[str, type] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+
+    def shards(self) -> Iterator[Shard]:
+        scans = scan_shards(
+            self.store, self.infos, FORMATS[self.format],
+            workers=self.workers, scratch=self.scratch, progress=self.progress,
+        )  # fmt: skip
+        for scanned in scans:
+            yield Shard(scanned.ref, scanned.scan.samples, scanned.scan.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Raw files: a folder is a shard, a field an object."""
+
+    dataset: FileDataset
+    infos: Mapping[str, ObjectInfo]
+    progress: Progress
+    format: str = "files"
+    parts: tuple[str, ...] = ("object",)
+
+    @property
+    def columns(self) -> Mapping[str, type]:
+        return self.dataset.columns
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self.dataset.classes
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.dataset.findings
+
+    def shards(self) -> Iterator[Shard]:
+        done_bytes = 0
+        for done, folder in enumerate(self.dataset.folders, 1):
+            samples = list(self.dataset.samples(folder))
+            used = dict.fromkeys(place.object for sample in samples for place in sample.fields)
+            objects = {key: _object(self.infos[key]) for key in used}
+            size = sum(ref.size for ref in objects.values())
+            done_bytes += size
+            self.progress(done, len(self.dataset.folders), done_bytes)
+            yield Shard(ObjectRef(folder, size, None, expanded_size=size), samples, objects=objects)
+
+
+def _object(info: ObjectInfo) -> ObjectRef:
+    return ObjectRef(info.key, info.size, info.version, expanded_size=info.size)
+
+
+def list_data(store: Store) -> list[ObjectInfo]:
+    """Every object of the dataset that is not stoker's own."""
+    return [info for info in store.list() if info.key.split("/", 1)[0] != STOKER_FOLDER]
+
+
+def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:
+    """ "webdataset" or "files", by the names and, when these tell nothing, by the heads of a few objects."""
+    visible = [info for info in infos if not is_hidden(info.key)]
+    shard = next((info.key for info in visible if FORMATS["webdataset"].owns(info.key)), None)
+    image = next((info.key for info in visible if is_image(split_file(info.key)[1])), None)
+    if shard is not None and image is not None:
+        raise UsageError(
+            f"{store.url}: both shards (as {shard}) and images (as {image}): a dataset is one or the other",
+            "name the format: webdataset takes the shards, files takes the images",
+        )
+    if shard is not None or (image is None and _heads_are_tars(store, visible)):
+        return "webdataset"
+    if image is None:
+        raise ShardError(
+            f"{store.url}: no data found: neither shards nor images among {len(infos)} objects",
+            "check the URL, or name the format",
+        )
+    return "files"
+
+
+def _heads_are_tars(store: Store, infos: Sequence[ObjectInfo]) -> bool:
+    for info in [info for info in infos if info.size >= BLOCK][:PROBES_MAX]:
+        head = store.get_ranges(info.key, [ByteRange(0, BLOCK)], version=info.version)[0]
+        if is_header(head) or detect(head[:MAGIC_BYTES]):
+            return True
+    return False
+
+
+def source_of(
+    store: Store,
+    options: Options,
+    *,
+    infos: Sequence[ObjectInfo] | None = None,
+    listed: Sequence[ObjectInfo] | None = None,
+    workers: int | None = None,
+    scratch: Path | None = None,
+    progress: Progress = no_progress,
+) -> Source:
+    """What there is to index. *infos*: the objects to take, all of them; None: those of the listing that are data.
+
+    *listed*: the listing, when the caller has it already.
+    """
+    if listed is None:
+        listed = list_data(store) if infos is None else infos
+    kind = options.format or ("files" if options.manifest is not None else recognise(store, listed))
+    if kind == "files":
+        dataset = gather(listed, label=options.label, manifest=options.manifest)
+        return _Files(dataset, {info.key: info for info in listed}, progress)
+    if options.manifest is not None:
+        raise UsageError(f"{store.url}: a manifest goes with raw files, this is {kind}")
+    findings = Findings()
+    shards = list(listed)
+    if infos is None:
+        shards = [info for info in listed if not is_hidden(info.key)]
+        named = [info for info in shards if FORMATS[kind].owns(info.key)]
+        strangers = [info.key for info in shards if not FORMATS[kind].owns(info.key)] if named else []
+        for key in strangers:
+            findings.add("not-a-shard", "notice", key, "passed over: its name is no shard's")
+        shards = named or shards
+    return _Tars(store, kind, shards, findings.all(), workers or 4 * cpus(), scratch, progress)
+
+
+def check(source: Source) -> tuple[Finding, ...]:
+    """Scan everything, write nothing: what there is to say about the dataset, worst first."""
+    findings = Findings()
+    samples = 0
+    for finding in source.findings:
+        findings.take(finding)
+    for shard in source.shards():
+        samples += sum(1 for _ in shard.samples)
+        for finding in shard.findings:
+            findings.take(finding)
+    if not samples:
+        findings.add("no-samples", "error", "", "the dataset has no samples")
+    return findings.all()
+
+
+def build(
+    source: Source,
+    target: Store,
+    prefix: str = STOKER_FOLDER,
+    *,
+    damaged: Damaged = "refuse",
+    scratch: Path | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write the index of *source* into *target*, whole or not at all. ShardError names the damaged shards."""
+    findings = Findings()
+    for finding in source.findings:
+        findings.take(finding)
+    with IndexWriter(
+        target, prefix, format=source.format, columns=source.columns, parts=source.parts, scratch=scratch
+    ) as writer:
+        samples = 0
+        for shard in source.shards():
+            for finding in shard.findings:
+                findings.take(finding)
+            samples += writer.add_shard(shard.ref, shard.samples, objects=shard.objects)
+        found = findings.all()
+        _refuse(found, damaged, samples)
+        return writer.commit(
+            classes=source.classes, extra={**(extra or {}), "findings": [_plain(one) for one in found]}
+        )
+
+
+def _refuse(findings: tuple[Finding, ...], damaged: Damaged, samples: int) -> None:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors and damaged == "refuse":
+        more = sum(finding.count for finding in errors) - 1
+        raise ShardError(
+            f"{errors[0].where}: {errors[0].message}" + (f" (and {more} more errors)" if more else ""),
+            "`stoker index URL --check` lists all that is wrong",
+        )
+    if not samples:
+        passed = ", ".join(f"{finding.where}: {finding.message}" for finding in findings[:3])
+        raise ShardError(f"the dataset has no samples{f': {passed}' if passed else ''}", "check the URL and the format")
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "where": finding.where,
+        "message": finding.message,
+        "count": finding.count,
+    }
