@@ -44,7 +44,7 @@ def outcome(decoder: Decoder, raw: bytes) -> dict[str, Any]:
 
 
 def run(names: list[str], folder: Path, decoder: str, limit_bytes: int, timeout_s: float) -> dict[str, dict[str, Any]]:
-    """Outcomes by name, from a subprocess that may take *limit_bytes* of address space; a process that dies fails the test."""
+    """Outcomes by name, from a subprocess limited to *limit_bytes* of address space; one that dies fails the test."""
     command = [sys.executable, __file__, str(limit_bytes), decoder, str(folder)]
     done = subprocess.run(command, input="\n".join(names), capture_output=True, text=True, timeout=timeout_s)
     found = dict(json.loads(line) for line in done.stdout.splitlines())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import ast
+import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,6 @@ import numpy as np
 from stoker.errors import SampleError, UsageError
 
 HEADER_BYTES_MAX = 10_000
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,38 @@ class Npy:
 
     def _view(self, raw: bytes | memoryview) -> np.ndarray[Any, Any]:
         """The array over *raw* itself."""
-        file = io.BytesIO(raw[: HEADER_BYTES_MAX + 16])
         try:
-            version = np.lib.format.read_magic(file)
-            if version not in _READERS:
-                raise ValueError(f"format version {version}, known are 1.0 and 2.0")
-            shape, fortran, dtype = _READERS[version](file, max_header_size=HEADER_BYTES_MAX)
-        except (ValueError, EOFError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as error:
+            shape, fortran, dtype, start = _header(raw)
+        except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError, struct.error) as error:
             raise SampleError(f"npy: {type(error).__name__}: {error}; found {len(raw)} bytes") from None
         if dtype.hasobject:
-            raise SampleError(f"npy: the array holds pickled objects ({dtype}), which are never loaded")
-        count = 1
-        for side in shape:
-            count *= side
-        if min(shape, default=0) < 0 or count * dtype.itemsize != len(raw) - file.tell():
-            promised, found = count * dtype.itemsize, len(raw) - file.tell()
+            raise SampleError(
+                f"npy: the array holds pickled objects ({dtype}), which are never loaded; found in the header"
+            )
+        promised, found = math.prod(shape) * dtype.itemsize, len(raw) - start
+        if promised != found:
             raise SampleError(f"npy: the header promises {dtype} {shape} = {promised} bytes, found {found}")
-        flat = np.frombuffer(raw, dtype, count, file.tell()) if count and dtype.itemsize else np.empty(count, dtype)
+        flat = np.frombuffer(raw, dtype, offset=start) if found else np.empty(0, dtype)
         return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(raw: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, Fortran order, type and where the data begin, of an .npy of version 1, 2 or 3.
+
+    NumPy's own reader falls back on Python's tokenizer for headers of Python 2, with errors of its own kind.
+    """
+    if bytes(raw[:6]) != b"\x93NUMPY":
+        raise ValueError("no .npy magic at the beginning")
+    wide = raw[6] > 1
+    (length,) = struct.unpack_from("<I" if wide else "<H", raw, 8)
+    start = (12 if wide else 10) + length
+    if raw[6] > 3 or length > HEADER_BYTES_MAX or start > len(raw):
+        raise ValueError(f"version {raw[6]} with a header of {length} bytes, allowed are 3 and {HEADER_BYTES_MAX}")
+    fields = ast.literal_eval(str(raw[start - length : start], "utf-8" if raw[6] == 3 else "latin-1").strip())
+    shape, fortran = fields["shape"], fields["fortran_order"]
+    if type(fortran) is not bool or not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"shape {shape!r}, fortran_order {fortran!r}")
+    dtype = np.lib.format.descr_to_dtype(fields["descr"])
+    if dtype.itemsize == 0:
+        raise ValueError(f"elements of no bytes: {dtype}")
+    return shape, fortran, dtype, start

@@ -9,8 +9,8 @@ from stoker.decode.text import Bytes, Call, Json, Number, Text
 from stoker.errors import UsageError
 
 IMAGE_FIELDS = frozenset(
-    ("image", "jpg", "jpeg", "jpe", "png", "webp", "gif", "tif", "tiff", "bmp", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k",
-     "jpx", "avif")
+    ("image", "jpg", "jpeg", "jpe", "png", "webp", "gif", "tif", "tiff", "bmp", "ppm", "pgm", "pbm", "pnm", "jp2",
+     "j2k", "jpx", "avif")
 )  # fmt: skip
 """Extensions whose bytes are pictures, and `image`, which stands for whichever of them a sample has."""
 

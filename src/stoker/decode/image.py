@@ -131,7 +131,7 @@ class RandomResizedCrop:
     def decode(self, raw: bytes | memoryview, out: Pixels | None, draw: int) -> Pixels | None:
         """RGB uint8 [size, size, 3]."""
         draws, target = Draws(draw), _pair(self.size)
-        flip, part = self.flip and bool(draws.below(2)), draws.next()
+        part, flip = draws.next(), self.flip and bool(draws.below(2))
 
         def choose(height: int, width: int) -> tuple[Box, Size]:
             return random_box(height, width, Draws(part), scale=self.scale, ratio=self.ratio), target

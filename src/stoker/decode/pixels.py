@@ -1,8 +1,8 @@
 """Bytes of an image → RGB pixels of the part that is wanted, upright. All that can be wrong with them is a SampleError.
 
 JPEGs go through simplejpeg (libjpeg-turbo, strict, without the GIL) into a buffer that each thread keeps; what it
-refuses, and every other format, goes to Pillow, whose verdict counts. Alpha is dropped, not composited; 16 bits become 8
-by `value >> 8`; of an animation the first frame is taken.
+refuses, and every other format, goes to Pillow, whose verdict counts. Alpha is dropped, not composited; 16 bits become
+8 by `value >> 8`; of an animation the first frame is taken.
 """
 
 from __future__ import annotations
