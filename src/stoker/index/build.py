@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -39,6 +39,8 @@ class Options:
     """Path → row: the samples of raw files and their metadata."""
     damaged: Damaged = "refuse"
     """What to do with shards that have errors: refuse them all, or keep what is whole of them."""
+    manifest_digest: str = ""
+    """BLAKE3 of the manifest's bytes."""
 
     def __post_init__(self) -> None:
         if self.format not in (None, *FORMAT_NAMES):
@@ -207,8 +209,17 @@ def source_of(
     return _Tars(store, kind, shards, findings.all(), workers or 4 * cpus(), scratch, progress)
 
 
-def check(source: Source) -> tuple[Finding, ...]:
-    """Scan everything, write nothing: what there is to say about the dataset, worst first."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check of a whole dataset gave."""
+
+    samples: int
+    findings: tuple[Finding, ...]
+    """Worst first."""
+
+
+def check_dataset(source: Source) -> Checked:
+    """Scan everything, write nothing: what there is to say about the dataset."""
     findings = Findings()
     samples = 0
     for finding in source.findings:
@@ -219,7 +230,7 @@ def check(source: Source) -> tuple[Finding, ...]:
             findings.take(finding)
     if not samples:
         findings.add("no-samples", "error", "", "the dataset has no samples")
-    return findings.all()
+    return Checked(samples, findings.all())
 
 
 def build(
@@ -245,9 +256,7 @@ def build(
             samples += writer.add_shard(shard.ref, shard.samples, objects=shard.objects)
         found = findings.all()
         _refuse(found, damaged, samples)
-        return writer.commit(
-            classes=source.classes, extra={**(extra or {}), "findings": [_plain(one) for one in found]}
-        )
+        return writer.commit(classes=source.classes, extra={**(extra or {}), "findings": plain_findings(found)})
 
 
 def _refuse(findings: tuple[Finding, ...], damaged: Damaged, samples: int) -> None:
@@ -263,11 +272,6 @@ def _refuse(findings: tuple[Finding, ...], damaged: Damaged, samples: int) -> No
         raise ShardError(f"the dataset has no samples{f': {passed}' if passed else ''}", "check the URL and the format")
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "severity": finding.severity,
-        "where": finding.where,
-        "message": finding.message,
-        "count": finding.count,
-    }
+def plain_findings(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Findings as JSON can hold them."""
+    return [asdict(finding) for finding in findings]

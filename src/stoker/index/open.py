@@ -55,16 +55,27 @@ def open_index(
     if shards is None and manifest is None:
         index = _published(store, where, format, label)
     if index is None:
-        table = None if manifest is None else _read_manifest(store, manifest)
-        rows = None if table is None else read_table(table, str(manifest))
-        options = Options(format, label, rows, damaged)
-        identity = json.dumps(
-            [store.url, format, label, damaged, None if shards is None else list(shards), table and _digest(table)]
-        )
-        index = _kept(store, where, options, identity, shards, workers, progress)
+        options = options_of(store, format=format, label=label, manifest=manifest, damaged=damaged)
+        index = _kept(store, where, options, shards, workers, progress)
     if check == "all":
         check_objects(store, index, workers=workers)
     return index
+
+
+def options_of(
+    store: Store,
+    *,
+    format: str | None,  # noqa: A002  # the word of the house
+    label: str | None,
+    manifest: str | None,
+    damaged: Damaged,
+) -> Options:
+    """Options with the manifest read: a file of this machine, or a key of the store."""
+    if manifest is None:
+        return Options(format, label, None, damaged)
+    path = Path(manifest).expanduser()
+    data = path.read_bytes() if path.is_file() else store.get(manifest)
+    return Options(format, label, read_table(data, manifest), damaged, _digest(data))
 
 
 def _digest(data: bytes) -> str:
@@ -81,11 +92,6 @@ def _published(store: Store, place: Path, kind: str | None, label: str | None) -
     if kind not in (None, index.format) or (index.format == "files" and label not in (None, built_with)):
         return None
     return index
-
-
-def _read_manifest(store: Store, manifest: str) -> bytes:
-    path = Path(manifest).expanduser()
-    return path.read_bytes() if path.is_file() else store.get(manifest)
 
 
 def objects_named(store: Store, shards: Sequence[str] | None, *, workers: int | None = None) -> list[ObjectInfo] | None:
@@ -108,11 +114,12 @@ def _kept(
     store: Store,
     place: Path,
     options: Options,
-    identity: str,
     shards: Sequence[str] | None,
     workers: int | None,
     progress: Progress,
 ) -> Index:
+    asked = [options.format, options.label, options.damaged, options.manifest_digest]
+    identity = json.dumps([store.url, *asked, None if shards is None else list(shards)])
     name = _digest(identity.encode())[:32]
     infos = objects_named(store, shards, workers=workers)
     listed = list_data(store) if infos is None else infos
