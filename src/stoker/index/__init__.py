@@ -10,5 +10,6 @@ from stoker.index.read import Index
 
 __all__ = [
     "Checked", "Index", "IndexWriter", "Manifest", "ObjectRef", "Options", "Place", "ShardEntry",
-    "build", "check_dataset", "check_objects", "default_place", "forget", "merge", "open_index", "options_of", "source_of",
+    "build", "check_dataset", "check_objects", "default_place", "forget", "merge", "open_index", "options_of",
+    "source_of",
 ]  # fmt: skip
