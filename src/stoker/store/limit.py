@@ -22,22 +22,16 @@ class Limited(Around):
     def __init__(
         self, inner: Store, *, requests_max: int, bytes_per_s_max: float | None = None, clock: Clock = SYSTEM
     ) -> None:
-        super().__init__(inner)
         if requests_max < 1 or (bytes_per_s_max is not None and bytes_per_s_max <= 0):
             raise UsageError(f"limits must be positive, found {requests_max} requests, {bytes_per_s_max} bytes/s")
-        self._arguments: dict[str, object] = {
-            "requests_max": requests_max,
-            "bytes_per_s_max": bytes_per_s_max,
-            "clock": clock,
-        }
-        self._gate = Gate(requests_max)
+        self._requests_max = requests_max
         self._bytes_per_s_max = bytes_per_s_max
         self._clock = clock
-        self._lock = threading.Lock()
-        self._free_at_s = 0.0
+        super().__init__(inner)
 
-    def __reduce__(self) -> tuple[Callable[..., Limited], tuple[Store, dict[str, object]]]:
-        return _remade, (self.inner, self._arguments)
+    def _begin(self) -> tuple[str, ...]:
+        self._gate, self._lock, self._free_at_s = Gate(self._requests_max), threading.Lock(), 0.0
+        return ("_gate", "_lock", "_free_at_s")
 
     def around(self, call: Call, work: Callable[[], Result]) -> Result:
         with self._gate:
@@ -60,7 +54,3 @@ class Limited(Around):
             with self._lock:
                 start = max(self._free_at_s, self._clock.monotonic())
                 self._free_at_s = start + count / self._bytes_per_s_max
-
-
-def _remade(inner: Store, arguments: dict[str, object]) -> Limited:
-    return Limited(inner, **arguments)  # type: ignore[arg-type]  # what its own constructor was given

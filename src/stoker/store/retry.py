@@ -41,11 +41,14 @@ class Retrying(Around):
         recorder: Recorder = SILENT,
         seed: int | None = None,
     ) -> None:
-        super().__init__(inner)
+        self._seed = seed
+        super().__init__(inner, recorder)
         self._deadline_s = deadline_s
         self._clock = clock
-        self._recorder = recorder
-        self._random = random.Random(seed)
+
+    def _begin(self) -> tuple[str, ...]:
+        self._random = random.Random(self._seed)
+        return ("_random",)
 
     def around(self, call: Call, work: Callable[[], Result]) -> Result:
         until_s = self._clock.monotonic() + self._deadline_s
@@ -105,6 +108,6 @@ class Retrying(Around):
             raise StoreError(
                 f"{error.message} (gave up after {attempt} attempts in {self._deadline_s:.0f} s)", error.hint
             ) from error
-        self._recorder.count("store.retries")
-        self._recorder.count(f"store.retries.{error.reason}")
+        self.recorder.count("store.retries")
+        self.recorder.count(f"store.retries.{error.reason}")
         self._clock.sleep(wait_s)

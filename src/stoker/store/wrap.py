@@ -1,6 +1,7 @@
 """How a wrapper is written: one method that goes around every call of the store inside.
 
-`list` is left alone here, since it is lazy: a wrapper that cares overrides it.
+`list` is left alone here, since it is lazy: a wrapper that cares overrides it. Surprising: a Recorder stays behind when
+a store is pickled, since it belongs to its process; the other side says `report_to` once it has its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from stoker.events import SILENT, Recorder
 from stoker.store.base import Buffer, ByteRange, ObjectInfo, Store, Wrapper
 
 Result = TypeVar("Result")
@@ -28,8 +30,24 @@ class Call:
 class Around:
     """A store that passes every call to *inner* through `around`."""
 
-    def __init__(self, inner: Store) -> None:
+    recorder: Recorder
+
+    def __init__(self, inner: Store, recorder: Recorder = SILENT) -> None:
         self._inner = inner
+        self._stays: tuple[str, ...] = ("recorder", *self._begin())
+        self.recorder = recorder
+
+    def _begin(self) -> tuple[str, ...]:
+        """Make what belongs to this process (locks, generators) and give the names of its attributes."""
+        return ()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._stays}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+        self.recorder = SILENT
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
@@ -72,6 +90,13 @@ class Around:
 
     def copy(self, source: str, target: str) -> ObjectInfo:
         return self.around(Call("copy", source), lambda: self._inner.copy(source, target))
+
+
+def report_to(store: Store, recorder: Recorder) -> None:
+    """Let every wrapper of the stack report to *recorder* from now on."""
+    while isinstance(store, Around):
+        store.recorder = recorder
+        store = store.inner
 
 
 def innermost(store: Store) -> Store:

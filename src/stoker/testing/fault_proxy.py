@@ -158,7 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def pass_on(self) -> None:
         """One request: passed to the server, or not, and its answer passed back, or not quite."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            self.close_connection = True  # the client went away in mid-request
+            return
         faults = self.owner.draw()
         time.sleep(self.owner.plan.latency_s)
         if faults.unavailable:
