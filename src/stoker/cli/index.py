@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from stoker.cli.show import print_json, print_table, progress
 from stoker.dataset.open import split_urls
@@ -113,7 +109,7 @@ def _show_check(store: Store, samples: int, findings: Sequence[Mapping[str, Any]
         raise typer.Exit(1)
 
 
-def _count(findings: Sequence[Mapping[str, Any]], severity: Literal["error", "warning", "notice"] | str) -> int:
+def _count(findings: Sequence[Mapping[str, Any]], severity: str) -> int:
     return sum(finding["count"] for finding in findings if finding["severity"] == severity)
 
 
@@ -123,12 +119,12 @@ def _most(names: Sequence[str], shown_max: int = 12) -> str:
 
 
 def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
-    """A table on stdout; names from outside cannot move the cursor or colour anything."""
-    if not findings:
-        return
-    table = Table("severity", "code", "place", "what", title="findings", title_justify="left")
+    """A line each on stdout, in columns; names from outside cannot move the cursor or colour anything."""
+    rows = []
     for finding in findings:
         more = f" ({finding['count']} times)" if finding["count"] > 1 else ""
         cells = (finding["severity"], finding["code"], finding["where"], f"{finding['message']}{more}")
-        table.add_row(*(Text(printable(str(cell))) for cell in cells))
-    Console(file=sys.stdout, highlight=False).print(table)
+        rows.append([printable(str(cell)) for cell in cells])
+    widths = [max((len(row[at]) for row in rows), default=0) for at in range(3)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))

@@ -257,7 +257,7 @@ class TarScan:
         if behind is not None:
             self._judge_rest(offset, behind, next_header)
         elif members == 0 and size > RECORD:
-            raise ShardError(f"{where}: {size} bytes of NULs and nothing else: a lost write?", _REFETCH)
+            raise ShardError(f"{where}: {size} bytes of NULs and nothing else, as a lost write leaves", _REFETCH)
         elif members == 0:
             self._findings.add("empty-shard", "warning", self._reader.key, "a tar without members")
 

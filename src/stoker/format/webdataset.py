@@ -47,7 +47,7 @@ class WebDataset:
 
 def damage(error: ShardError, key: str) -> Finding:
     """The finding that stands for an error of reading the shard *key*."""
-    place, message = key, error.message
+    place, message = key, error.message.removeprefix(f"{key}: ")
     if message.startswith(f"{key}@"):
         offset, _, message = message[len(key) + 1 :].partition(": ")
         place = f"{key}@{offset}"
