@@ -22,7 +22,7 @@ from stoker import image
 from stoker.decode import augment
 from stoker.decode.augment import Box, Draws, aligned, central_box, random_box, short_side, stored_box
 from stoker.decode.header import read_header
-from stoker.decode.pixels import cut
+from stoker.decode.pixels import cut, size_of
 from stoker.decode.resize import pillow_kernel, resize
 from stoker.errors import SampleError, UsageError
 
@@ -94,6 +94,7 @@ def test_pictures_are_turned_upright(orientation: int, kind: str) -> None:
     }  # fmt: skip
     found, expected = image.Image().decode(raw, None, 0), turns.get(orientation, picture)
     assert found.shape == expected.shape
+    assert size_of(raw) == expected.shape[:2]
     assert psnr(found, expected) > 32
 
 

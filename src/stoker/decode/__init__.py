@@ -2,7 +2,7 @@
 
 from stoker.decode.array import Npy
 from stoker.decode.base import Decoder
-from stoker.decode.choose import IMAGE_FIELDS, default_for, resolve
+from stoker.decode.choose import default_for, prepare, resolve
 from stoker.decode.image import CenterCrop, Image, RandomResizedCrop, Resize
 from stoker.decode.text import Json
 
@@ -12,6 +12,6 @@ npy = Npy()
 """Decodes an array of any shape; call `Npy(shape, dtype)` for one that is always the same."""
 
 __all__ = [
-    "Decoder", "resolve", "default_for", "IMAGE_FIELDS", "Image", "Resize", "CenterCrop", "RandomResizedCrop", "Json",
+    "Decoder", "resolve", "default_for", "prepare", "Image", "Resize", "CenterCrop", "RandomResizedCrop", "Json",
     "json", "Npy", "npy",
 ]  # fmt: skip

@@ -7,11 +7,12 @@ refuses, and every other format, goes to Pillow, whose verdict counts. Alpha is 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ Choice = Callable[[int, int], tuple[Box, tuple[int, int] | None]]
 """(height, width) of the upright image → the box wanted of it, and the target that it will be resized to, if any."""
 
 PIXELS_MAX = 178_956_970
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "JPEG2000", "AVIF", "TGA")
 """What Pillow may open. Others of its readers start programs (EPS) or are no images of a dataset."""
 SCRATCH_BYTES_MAX = 64 << 20  # a thread keeps no larger buffer than this
 
@@ -106,25 +107,48 @@ def _simplejpeg(raw: bytes | memoryview, header: Header, denominator: int) -> Pi
     return pixels if pixels.shape == (height, width, 3) else None
 
 
-def _pillow(raw: bytes | memoryview, pixels_max: int) -> tuple[Pixels, int]:
-    """RGB pixels of any image as stored, and its orientation; strict: what is cut off or damaged is refused."""
-    if bytes(raw[:8]) == PNG_MAGIC:
-        check_png_sums(raw)
+def size_of(raw: bytes | memoryview, *, pixels_max: int = PIXELS_MAX) -> tuple[int, int]:
+    """Height and width of the upright image, by its header alone."""
+    header = read_header(raw)
+    if header is not None:
+        _check_size(header.height, header.width, pixels_max)
+    if header is None or not header.fast_jpeg:
+        with _opened(raw, pixels_max) as image:
+            header = Header(image.height, image.width, _orientation(image))
+    return (header.width, header.height) if header.orientation >= 5 else (header.height, header.width)
+
+
+def _orientation(image: PIL.Image.Image) -> int:
+    """EXIF orientation of an opened image; 1 for TIFF, which Pillow turns itself."""
+    exif = image.info.get("exif")
+    return exif_orientation(exif) if isinstance(exif, bytes) and image.format != "TIFF" else 1
+
+
+@contextlib.contextmanager
+def _opened(raw: bytes | memoryview, pixels_max: int) -> Iterator[PIL.Image.Image]:
+    """The image opened by Pillow, its size checked; whatever Pillow raises in the block is a SampleError."""
     try:
         with PIL.Image.open(io.BytesIO(raw), formats=FORMATS) as image:
             _check_size(image.height, image.width, pixels_max)
-            image.load()
-            exif = image.info.get("exif")
-            orientation = exif_orientation(exif) if isinstance(exif, bytes) and image.format != "TIFF" else 1
-            if image.mode.startswith("I;16"):
-                return np.repeat((np.array(image) >> 8).astype(np.uint8)[..., None], 3, axis=2), orientation
-            return np.array(image.convert("RGB")), orientation
+            yield image
     except SampleError:
         raise
     except _HOSTILE as error:
         found = "no bytes" if len(raw) == 0 else f"{len(raw)} bytes that begin with {bytes(raw[:12])!r}"
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
         raise SampleError(f"image: cannot be decoded ({reason}); found {found}") from None
+
+
+def _pillow(raw: bytes | memoryview, pixels_max: int) -> tuple[Pixels, int]:
+    """RGB pixels of any image as stored, and its orientation; strict: what is cut off or damaged is refused."""
+    if bytes(raw[:8]) == PNG_MAGIC:
+        check_png_sums(raw)
+    with _opened(raw, pixels_max) as image:
+        image.load()
+        orientation = _orientation(image)
+        if image.mode.startswith("I;16"):
+            return np.repeat((np.array(image) >> 8).astype(np.uint8)[..., None], 3, axis=2), orientation
+        return np.array(image.convert("RGB")), orientation
 
 
 def _upright(pixels: Pixels, box: Box, denominator: int, orientation: int) -> Pixels:
