@@ -1,8 +1,9 @@
 """WebDataset: tar shards whose members `key.field` make samples.
 
 The key is the path up to the first dot of the base name; fields of one key are joined over the whole shard even when
-not adjacent; of a field that comes twice the first counts; a leading "./" is no part of a key. Members without
-extension and dot files are passed over and counted. A name is a label: nothing is ever written under it.
+not adjacent; of a field that comes twice the first counts. A leading "./" (`tar cf x ./`) stays part of the key, as
+in the webdataset library. Members without extension and dot files are passed over and counted. A name is a label:
+nothing is ever written under it.
 """
 
 from __future__ import annotations
@@ -57,8 +58,6 @@ def damage(error: ShardError, key: str) -> Finding:
 def _take(member: Member, samples: dict[str, dict[str, FieldPlace]], findings: Findings, shard: str) -> None:
     """Put one member where it belongs."""
     name = member.name
-    while name.startswith("./"):
-        name = name[2:]
     where = f"{shard}@{member.offset}"
     if is_hidden(name):
         findings.add("hidden-member", "notice", where, f"{printable(name)} is passed over: a hidden file")
@@ -140,7 +139,7 @@ class WebDatasetWriter:
 def _check_name(key: str, field: str) -> None:
     name = f"{key}.{field}"
     readable = split_member(name) == (key, field) and key and field and not is_hidden(name) and is_confined(name)
-    if not readable or name.startswith("./") or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
+    if not readable or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
         raise UsageError(
             f"key {printable(key)!r} with field {printable(field)!r} cannot be a member of a shard",
             "keys have no dot in their last part, are relative, not hidden; fields are lower-case",
