@@ -4,9 +4,9 @@ from stoker.index.build import Checked, Options, build, check_dataset, source_of
 from stoker.index.entry import ObjectRef, Place, ShardEntry
 from stoker.index.fetch import default_place
 from stoker.index.layout import Manifest
-from stoker.index.merge import IndexWriter, forget, merge
 from stoker.index.open import check_objects, open_index, options_of
 from stoker.index.read import Index
+from stoker.index.write import IndexWriter, forget, merge
 
 __all__ = [
     "Checked", "Index", "IndexWriter", "Manifest", "ObjectRef", "Options", "Place", "ShardEntry",

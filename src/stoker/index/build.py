@@ -16,8 +16,8 @@ from stoker.format.names import is_hidden, is_image, split_file
 from stoker.format.tar import BLOCK, is_header
 from stoker.index.entry import ObjectRef
 from stoker.index.layout import Manifest
-from stoker.index.merge import IndexWriter
 from stoker.index.scan import scan_shards
+from stoker.index.write import IndexWriter
 from stoker.machine import cpus
 from stoker.store.base import ByteRange, ObjectInfo, Store
 

@@ -55,8 +55,11 @@ def _batch(
     except (pa.ArrowException, OSError) as error:
         raise ShardError(f"{path}: damaged batch {number}: {error}", _REBUILD) from error
     if batch.schema != schema or rows not in (None, batch.num_rows):
+        found, wanted = (", ".join(f"{one.name}: {one.type}" for one in kind) for kind in (batch.schema, schema))
         raise ShardError(
-            f"{path}: batch {number} has {batch.num_rows} rows of {batch.schema}, expected {rows} of {schema}", _REBUILD
+            f"{path}: batch {number} has {batch.num_rows} rows of {found}; "
+            f"expected {'any number of' if rows is None else rows} rows of {wanted}",
+            _REBUILD,
         )
     return batch
 
@@ -180,9 +183,9 @@ class ObjectTable:
         return ObjectRef(
             texts["key"][row].decode("utf-8", "surrogateescape"),
             numbers["size"][row],
-            texts["version"][row].decode() or None,
-            texts["digest"][row].decode() or None,
-            texts["compression"][row].decode(),
+            texts["version"][row].decode("utf-8", "replace") or None,
+            texts["digest"][row].decode("utf-8", "replace") or None,
+            texts["compression"][row].decode("utf-8", "replace"),
             numbers["expanded_size"][row],
         )
 
