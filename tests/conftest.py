@@ -25,3 +25,9 @@ def shared_data() -> Path:
             pytest.fail("real test data is missing: set STOKER_TEST_DATA to its folder")
         pytest.skip("real test data is not here: set STOKER_TEST_DATA to its folder")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Built indexes of tests go to a folder of the run, never to the person's own."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("xdg-cache"))

@@ -1,8 +1,7 @@
 """The size budgets of the house, measured and enforced: files, functions, constructors, annotations, handlers.
 
-Lines of a function are those from `def` to its end less its docstring. Run by `make check`; prints a table, exits with 1
-when a budget is broken and names the places.
-"""
+Lines of a function are those from `def` to its end less its docstring. Run by `make check`; prints a table, exits
+with 1 when a budget is broken and names the places."""
 
 from __future__ import annotations
 
@@ -90,17 +89,30 @@ def main() -> int:
     broad = [place for path, tree in trees.items() for place in broad_handlers(path, tree)]
     p90 = sizes[int(len(sizes) * 0.9)]
     ratio = code_lines("tests") / max(1, code_lines("src"))
-    print(f"files      median {statistics.median(lengths.values()):.0f} (≤ {FILE_MEDIAN}), max {max(lengths.values())} (≤ {FILE_MAX})")
-    print(f"functions  median {statistics.median(sizes):.0f} (≤ {FUNCTION_MEDIAN}), p90 {p90} (≤ {FUNCTION_P90}), max {sizes[-1]} (≤ {FUNCTION_MAX})")
-    print(f"broad handlers {len(broad)} (≤ {BROAD_MAX}); tests : code {ratio:.2f}; {len(trees)} files, {sum(lengths.values())} lines")
+    file_median = statistics.median(lengths.values())
+    print(f"files      median {file_median:.0f} (≤ {FILE_MEDIAN}), max {max(lengths.values())} (≤ {FILE_MAX})")
+    print(
+        f"functions  median {statistics.median(sizes):.0f} (≤ {FUNCTION_MEDIAN}), "
+        f"p90 {p90} (≤ {FUNCTION_P90}), max {sizes[-1]} (≤ {FUNCTION_MAX})"
+    )
+    print(
+        f"broad handlers {len(broad)} (≤ {BROAD_MAX}); tests : code {ratio:.2f}; "
+        f"{len(trees)} files, {sum(lengths.values())} lines"
+    )
     faults = [f"file too long: {p.relative_to(ROOT)} {n}" for p, n in lengths.items() if n > FILE_MAX]
     faults += [f"function too long: {f.where} {f.lines}" for f in every if f.lines > FUNCTION_MAX]
     faults += [f"not annotated: {f.where}" for f in every if not f.annotated]
-    faults += [f"constructor with {f.init_arguments} arguments: {f.where}" for f in every if f.init_arguments > INIT_MAX]
+    faults += [
+        f"constructor with {f.init_arguments} arguments: {f.where}" for f in every if f.init_arguments > INIT_MAX
+    ]
     faults += [f"hidden import: {place}" for path, tree in trees.items() for place in inner_imports(path, tree)]
     if len(broad) > BROAD_MAX:
         faults += [f"broad handler: {place}" for place in broad]
-    if statistics.median(lengths.values()) > FILE_MEDIAN or statistics.median(sizes) > FUNCTION_MEDIAN or p90 > FUNCTION_P90:
+    if (
+        statistics.median(lengths.values()) > FILE_MEDIAN
+        or statistics.median(sizes) > FUNCTION_MEDIAN
+        or p90 > FUNCTION_P90
+    ):
         faults.append("a median or p90 is over its budget")
     for fault in faults:
         print(fault, file=sys.stderr)

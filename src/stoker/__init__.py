@@ -1,4 +1,5 @@
-"""stoker keeps GPUs fed. The public names, loaded when first used: `import stoker` imports neither torch nor pyarrow."""
+"""stoker keeps GPUs fed. The public names, loaded when first used: `import stoker` imports neither torch nor
+pyarrow."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stoker import image
     from stoker.cache import Cache
-    from stoker.dataset import Dataset, open
+    from stoker.dataset import Dataset, open  # noqa: A004  # the public name is `stoker.open`
     from stoker.decode import json, npy
     from stoker.errors import SampleError, StokerError, UsageError
     from stoker.loader import Budget, Loader, LoaderReport

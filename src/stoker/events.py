@@ -1,4 +1,5 @@
-"""How a stage reports on itself: counts that add up and spans that say when. Other rooms know this file, not who reads it.
+"""How a stage reports on itself: counts that add up and spans that say when. Other rooms know this file, not who
+reads it.
 
 A Recorder is cheap enough for the hot path: a count is one addition under a lock that is free nearly always, a span one
 append to a bounded deque. When nobody drains it the oldest spans fall out and are counted as lost.
@@ -11,20 +12,29 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from stoker.clock import SYSTEM
 
 Stage = Literal[
-    "start", "queue", "cache_miss", "store_read", "decode", "transform", "collate", "order_wait", "hand_over", "copy", "other"
+    "start",
+    "queue",
+    "cache_miss",
+    "store_read",
+    "decode",
+    "transform",
+    "collate",
+    "order_wait",
+    "hand_over",
+    "copy",
+    "other",
 ]
-STAGES: tuple[Stage, ...] = (
-    "start", "queue", "cache_miss", "store_read", "decode", "transform", "collate", "order_wait", "hand_over", "copy", "other",
-)  # fmt: skip
-"""Where a missing batch can be, upstream first. `other` is what no stage claims: more than 2 % there is a fault of ours."""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""Where a missing batch can be, upstream first. `other` is what no stage claims: more than 2 % there is a fault of
+ours."""
 
 SPANS_MAX = 65_536
 
@@ -55,9 +65,9 @@ class Events:
         self._totals: Counter[str] = Counter()
         self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> tuple[Callable[[], Events], tuple[()]]:
         # A store that reports here goes on reporting, in another process, to that process's own HERE.
-        return "HERE"
+        return _here, ()
 
     def count(self, name: str, by: float = 1) -> None:
         with self._lock:
@@ -79,6 +89,10 @@ class Events:
         while self._spans:
             spans.append(self._spans.popleft())
         return spans
+
+
+def _here() -> Events:
+    return HERE
 
 
 HERE = Events()
@@ -131,8 +145,8 @@ class _Sink:
 class RunLog:
     """A run's record as JSON lines, appended by one flusher thread so that the caller pays for a deque's append only.
 
-    Every line has `event`, `t` (seconds since the Unix epoch) and `v`. When the disk cannot keep up the oldest lines fall
-    out and the next one says how many (`lost`). Several processes may append to one file: a flush is one write.
+    Every line has `event`, `t` (seconds since the Unix epoch) and `v`. When the disk cannot keep up the oldest lines
+    fall out and the next one says how many (`lost`). Several processes may append to one file: a flush is one write.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -30,7 +30,7 @@ def format_bytes(count: float) -> str:
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} PB"
+    return f"{count:.3g} PB" if abs(count) < 999.5 else f"{count:.0f} PB"
 
 
 def format_duration(seconds: float) -> str:

@@ -53,7 +53,8 @@ class Dataset:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of stored fields that any sample has, the most common first, then metadata columns that no field shadows."""
+        """Names of stored fields that any sample has, the most common first, then metadata columns that no field
+        shadows."""
         stored = self.index.fields
         return (*stored, *(name for name in self.index.columns if name not in stored))
 

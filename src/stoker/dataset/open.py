@@ -1,4 +1,5 @@
-"""`stoker.open`: from a URL to a dataset. It reads the index and nothing else; it never writes into somebody's dataset."""
+"""`stoker.open`: from a URL to a dataset. It reads the index and nothing else; it never writes into somebody's
+dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     expanded = [one for pattern in given for one in expand(pattern)]
     if len(expanded) == 1 and not expanded[0].split("?")[0].lower().endswith(SHARD_SUFFIXES):
         return expanded[0], None
-    root = posixpath.commonpath([posixpath.dirname(one) for one in expanded]) if len(expanded) > 1 else posixpath.dirname(expanded[0])
+    root = (
+        posixpath.commonpath([posixpath.dirname(one) for one in expanded])
+        if len(expanded) > 1
+        else posixpath.dirname(expanded[0])
+    )
     if "://" in expanded[0] and "://" not in root:  # commonpath folds the two slashes of the scheme
         root = root.replace(":/", "://", 1)
     if not expanded[0].startswith(root) or root in ("", "s3:", "file:"):

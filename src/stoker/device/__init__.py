@@ -1,4 +1,5 @@
-"""Room device: page-locked memory and copies on a side stream. Knows nothing of loaders. The only room that needs torch."""
+"""Room device: page-locked memory and copies on a side stream. Knows nothing of loaders. The only room that needs
+torch."""
 
 from stoker.device.copy import Copier
 from stoker.device.pinned import PageLocked

@@ -23,9 +23,12 @@ class Copier:
         if self.device.type not in ("cuda", "cpu"):
             raise UsageError(f"device must be 'cuda', 'cuda:N' or 'cpu', found {device!r}")
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise UsageError(f"device={device!r}, but this torch sees no GPU", "leave device out, or install torch for CUDA")
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._under_way: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
+            raise UsageError(
+                f"device={device!r}, but this torch sees no GPU", "leave device out, or install torch for CUDA"
+            )
+        self._cuda: Any = torch.cuda  # its streams and events are untyped
+        self._stream = self._cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._under_way: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with its tensors on the device; usable at once on the current stream."""
@@ -38,7 +41,7 @@ class Copier:
             moved = {
                 n: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for n, v in batch.items()
             }
-            done = torch.cuda.Event()
+            done = self._cuda.Event()
             done.record(self._stream)
         training.wait_event(done)
         for value in moved.values():

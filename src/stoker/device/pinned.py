@@ -1,10 +1,11 @@
 """Page-locked memory: what a GPU can copy from while the CPU does something else.
 
-Locking is by registration of memory that exists already (`cudaHostRegister`), so the slab that the feeder fills is what the
-GPU reads: no second copy on the host.
-"""
+Locking is by registration of memory that exists already (`cudaHostRegister`), so the slab that the feeder fills is
+what the GPU reads: no second copy on the host."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -16,7 +17,9 @@ class PageLocked:
 
     def __init__(self, address: int, nbytes: int) -> None:
         self._address = address
-        code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
+        cuda: Any = torch.cuda  # torch leaves its run-time calls untyped
+        self._runtime = cuda.cudart()
+        code = int(self._runtime.cudaHostRegister(address, nbytes, 0))
         if code != 0:
             raise StokerError(
                 f"cudaHostRegister refused {nbytes} bytes with code {code}",
@@ -26,5 +29,5 @@ class PageLocked:
     def close(self) -> None:
         """Unlock; copies from the range must be over."""
         if self._address:
-            torch.cuda.cudart().cudaHostUnregister(self._address)
+            self._runtime.cudaHostUnregister(self._address)
             self._address = 0

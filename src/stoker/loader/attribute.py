@@ -1,9 +1,9 @@
 """Which stage a wait belongs to: pure arithmetic over the timeline of the batch that was missing.
 
 The rule. At each moment of the wait the missing batch is somewhere: some of its chunks are being read, decoded,
-transformed, the rest stand in line. A moment is shared equally by the *active* intervals that cover it (standing in line
-is active only when nothing else is). Work is given out in order of batches, so while the trainer waits for the earliest
-undelivered batch, every busy thread works for it: the active stage is the one that holds the batch up.
+transformed, the rest stand in line. A moment is shared equally by the *active* intervals that cover it (standing in
+line is active only when nothing else is). Work is given out in order of batches, so while the trainer waits for the
+earliest undelivered batch, every busy thread works for it: the active stage is the one that holds the batch up.
 
 Moments before the batch's first interval are `queue` (no slot, no thread: it was not begun), those after its last are
 `hand_over` (sent, not yet taken), gaps between two intervals are `other`. The parts add up to the wait exactly.
@@ -12,6 +12,7 @@ Moments before the batch's first interval are `queue` (no slot, no thread: it wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from stoker.events import Stage
 
@@ -30,7 +31,7 @@ def attribute(start_s: float, stop_s: float, intervals: Sequence[Interval]) -> d
     last = max((b for _, _, b in intervals), default=stop_s)
     edges = sorted({start_s, stop_s, *(a for _, a, _ in inside), *(b for _, _, b in inside)})
     parts: dict[Stage, float] = {}
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in pairwise(edges):
         covering = [s for s, a, b in inside if a <= left and b >= right]
         active = [s for s in covering if s not in PASSIVE] or covering
         if not active:

@@ -14,7 +14,6 @@ from stoker.events import Stage
 from stoker.loader.attribute import Interval
 from stoker.loader.job import Start
 
-
 UNSET: Any = object()
 """Stands in `Batch.loose` for a row whose value lies in the slot, or that was skipped."""
 

@@ -1,4 +1,5 @@
-"""The last step of a batch in the feeder: closing the gaps of skipped samples, values without a common shape, the user's batch_transform."""
+"""The last step of a batch in the feeder: closing the gaps of skipped samples, values without a common shape, the
+user's batch_transform."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class Collator:
     def finish(self, batch: Batch) -> None:
         """Close the batch: afterwards its first `rows` rows and its loose values are what the trainer gets."""
         begin = SYSTEM.monotonic()
-        keep = [row for row in range(len(batch.samples)) if row not in batch.bad or batch.bad[row].replaced_by is not None]
+        keep = [
+            row for row in range(len(batch.samples)) if row not in batch.bad or batch.bad[row].replaced_by is not None
+        ]
         if not keep:
             raise SampleError(f"every sample of a batch is bad; the first: {next(iter(batch.bad.values())).message}")
         batch.arrays["__index__"][:] = batch.samples

@@ -4,8 +4,8 @@ Rules.
 1. Batches exist in the order in which they will be handed over; chunks are given out first batch first. One slow sample
    holds nobody else: other threads go on with later chunks and batches.
 2. A batch gets its slot in that order when its first chunk is decoded; without a free slot decoding stands still.
-3. Reading ahead (by `readers` threads, where a read may mean a round trip) is bounded by bytes, and the first batch that
-   is not finished may always be read, so the bound cannot block progress.
+3. Reading ahead (by `readers` threads, where a read may mean a round trip) is bounded by bytes, and the first batch
+   that is not finished may always be read, so the bound cannot block progress.
 4. A new generation drops everything older; a slot that a thread still writes into is free when that thread is done.
 5. The plan runs on into the next epoch: at the seam the trainer finds its batch ready.
 """
@@ -35,7 +35,9 @@ AHEAD_BATCHES_MAX = 64
 class Engine:
     """The threads of a feeder. `deliver` is called with finished batches, one at a time and in order."""
 
-    def __init__(self, job: Job, slab: Slab, workshop: Workshop, collator: Collator, deliver: Callable[[Batch], None]) -> None:
+    def __init__(
+        self, job: Job, slab: Slab, workshop: Workshop, collator: Collator, deliver: Callable[[Batch], None]
+    ) -> None:
         self._job = job
         self._slab = slab
         self._workshop = workshop
@@ -222,4 +224,6 @@ class Engine:
 
 def raw_bytes(raw: RawSamples) -> int:
     """Bytes that a chunk's raw values hold in memory."""
-    return sum(len(v) for sample in raw.values for v in sample.values() if isinstance(v, bytes | bytearray | memoryview))
+    return sum(
+        len(v) for sample in raw.values for v in sample.values() if isinstance(v, bytes | bytearray | memoryview)
+    )

@@ -1,4 +1,5 @@
-"""The feeder process: `python -P -m stoker.loader.feeder SOCKET TRAINER_PID`. It reads, decodes, batches; nobody else does.
+"""The feeder process: `python -P -m stoker.loader.feeder SOCKET TRAINER_PID`. It reads, decodes, batches; nobody else
+does.
 
 It never imports the user's `__main__`. It ends when the trainer does, by end of file on the socket or by the pidfd.
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import importlib
 import os
 import pickle
 import signal
@@ -23,6 +23,7 @@ import traceback
 import numpy as np
 
 from stoker.clock import SYSTEM
+from stoker.decode import prepare
 from stoker.events import HERE
 from stoker.loader.batch import Batch, Delivered, Failed
 from stoker.loader.collate import Collator
@@ -50,12 +51,17 @@ def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
     fixed = {n: (tuple(d.shape), str(d.dtype)) for n, d in job.fields if d.shape is not None and d.dtype is not None}
     if job.transform is not None or job.dataset.maps:
         first = job.order.at(start.epoch, np.array([min(start.position, len(job.dataset) - 1)]))
-        fixed = {name: shape for name, value in workshop.probe(int(first[0]), start.epoch).items() if (shape := shape_of(value))}
+        fixed = {
+            name: shape
+            for name, value in workshop.probe(int(first[0]), start.epoch).items()
+            if (shape := shape_of(value))
+        }
     return lay_out(job.split.batch_size, fixed, mask=mask)
 
 
 def shape_of(value: object) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype of a value that fits an array: NumPy and torch values, numbers; None for strings, bytes, objects."""
+    """Shape and dtype of a value that fits an array: NumPy and torch values, numbers; None for strings, bytes,
+    objects."""
     if isinstance(value, str | bytes | dict | list | tuple | None):
         return None
     given = np.asarray(value)
@@ -141,14 +147,15 @@ def main(arguments: list[str]) -> int:
         sys.path[:] = path
         yield_to_trainer()
         job: Job = pickle.loads(data)
-        preload()
+        prepare([decoder for _, decoder in job.fields])
+        single_threaded()
         feeder = Feeder(link, job)
         send(link, ("ready", os.getpid()))
         gc.freeze()
         feeder.serve(waiter)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer is gone: so are we
-    except Exception as error:  # noqa: BLE001  # whatever it is, the trainer must be told instead of waiting for ever
+    except Exception as error:  # whatever it is, the trainer must be told instead of waiting for ever
         with contextlib.suppress(OSError):
             send(link, ("batch", failed(-1, error)))
     # Daemon threads may hold locks of libraries: leave without running destructors. Nothing of ours needs them.
@@ -157,13 +164,11 @@ def main(arguments: list[str]) -> int:
     os._exit(0)
 
 
-def preload() -> None:
-    """Import torch (1.4 s) while the trainer builds its model, not with the first image. Its threads are ours: one each."""
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError:
-        return
-    torch.set_num_threads(1)
+def single_threaded() -> None:
+    """The feeder's threads are its own: a torch that the decoders or the user's code brought in must not add more."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,11 @@ class HandOut:
             return values
         if isinstance(values, np.ndarray):
             return self._tensor(values)
-        return [self._tensor(v) if isinstance(v, np.ndarray) else v for v in values] if isinstance(values, list) else values
+        return (
+            [self._tensor(v) if isinstance(v, np.ndarray) else v for v in values]
+            if isinstance(values, list)
+            else values
+        )
 
     def _tensor(self, value: np.ndarray) -> Any:
         assert self._to_tensor is not None

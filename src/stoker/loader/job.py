@@ -1,8 +1,7 @@
 """What a feeder is told: frozen values that cross to it by pickle, and nothing alive.
 
-A `transform` from `__main__` travels by cloudpickle, so a script needs no main guard and a notebook works. What cannot be
-pickled is found here, before the process starts, and named by argument and attribute.
-"""
+A `transform` from `__main__` travels by cloudpickle, so a script needs no main guard and a notebook works. What
+cannot be pickled is found here, before the process starts, and named by argument and attribute."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ class Start:
 def pack(job: Job) -> bytes:
     """The job as bytes; UsageError names the argument, and the attribute inside it, that cannot be pickled."""
     try:
-        return cloudpickle.dumps(job, protocol=5)
+        return bytes(cloudpickle.dumps(job, protocol=5))
     except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
         raise UsageError(
             f"{_culprit(job)} cannot be sent to the feeder process: {error}",
@@ -90,7 +89,11 @@ def _culprit(job: Job) -> str:
         value = getattr(job, field.name)
         if not _picklable(value):
             inner = [name for name, part in _attributes(value) if not _picklable(part)]
-            return f"{field.name}.{inner[0]} (a {type(dict(_attributes(value))[inner[0]]).__name__})" if inner else field.name
+            return (
+                f"{field.name}.{inner[0]} (a {type(dict(_attributes(value))[inner[0]]).__name__})"
+                if inner
+                else field.name
+            )
     return "the loader's job"
 
 
@@ -100,7 +103,8 @@ def _attributes(value: object) -> list[tuple[str, object]]:
     names = getattr(getattr(value, "__code__", None), "co_freevars", ())
     found += [(name, cell.cell_contents) for name, cell in zip(names, closure, strict=False)]
     used = getattr(getattr(value, "__code__", None), "co_names", ())
-    return found + [(name, value.__globals__[name]) for name in used if name in getattr(value, "__globals__", {})]
+    known = getattr(value, "__globals__", {})
+    return found + [(name, known[name]) for name in used if name in known]
 
 
 def _picklable(value: object) -> bool:

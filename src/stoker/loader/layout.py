@@ -1,9 +1,8 @@
 """Where each field of a batch lies in a slot: pure arithmetic.
 
-A slot is one batch's memory: the sample numbers, the mask, then one C-contiguous array [batch, *shape] a field, each at a
-multiple of 64 bytes (a cache line, and what vector loads like). The slab is a page of bookkeeping and then the slots, each
-starting on a page, so that one can be page-locked or advised alone.
-"""
+A slot is one batch's memory: the sample numbers, the mask, then one C-contiguous array [batch, *shape] a field, each
+at a multiple of 64 bytes (a cache line, and what vector loads like). The slab is a page of bookkeeping and then the
+slots, each starting on a page, so that one can be page-locked or advised alone."""
 
 from __future__ import annotations
 

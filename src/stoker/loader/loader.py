@@ -21,15 +21,16 @@ from stoker.loader.attribute import Interval, attribute
 from stoker.loader.batch import Bad, Delivered, Failed
 from stoker.loader.handout import HandOut
 from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
-from stoker.loader.plan import Budget, Shuffle, plan_fields, plan_order, plan_work
+from stoker.loader.plan import Budget, Shuffle, plan_fields, plan_order, plan_split, plan_work
 from stoker.loader.process import FeederProcess, rebuild
 from stoker.loader.ranks import find_ranks
 from stoker.loader.report import LoaderReport, Tally
-from stoker.order import Position, Split, plan_hash
+from stoker.order import Position, plan_hash
 
 
 class Loader:
-    """Iterable over batches: dicts of tensors (or tuples) with `__key__` and `__index__` (int64 global sample numbers)."""
+    """Iterable over batches: dicts of tensors (or tuples) with `__key__` and `__index__` (int64 global sample
+    numbers)."""
 
     def __init__(
         self,
@@ -55,11 +56,12 @@ class Loader:
         """Batches of *batch_size* samples for this rank.
 
         *fields* maps a field to how it is decoded (`stoker.image.…`, `int`, `float`, `str`, `bytes`, `stoker.json`,
-        `stoker.npy`, a function of bytes); default: every field by its name. *shuffle*: `auto` (full where random access
-        is cheap, else a window of shards), `full`, `none`, `stoker.Window(shards=…)`. *tail*: the rest of an epoch, less
-        than a global batch, is dropped, or padded with repeats and a bool `__mask__`. *transform* gets and gives a dict of
-        a sample; *batch_transform* a dict of a batch's NumPy views, in the feeder. *on_bad_max* is the share of the rank's
-        epoch that may be bad. *device* copies batches there. *layout* "tuple" gives the fields in the order of *fields*.
+        `stoker.npy`, a function of bytes); default: every field by its name. *shuffle*: `auto` (full where random
+        access is cheap, else a window of shards), `full`, `none`, `stoker.Window(shards=…)`. *tail*: the rest of an
+        epoch, less than a global batch, is dropped, or padded with repeats and a bool `__mask__`. *transform* gets
+        and gives a dict of a sample; *batch_transform* a dict of a batch's NumPy views, in the feeder. *on_bad_max*
+        is the share of the rank's epoch that may be bad. *device* copies batches there. *layout* "tuple" gives the
+        fields in the order of *fields*.
 
         Raises UsageError when the arguments contradict each other or the data, FeederError when no feeder can start.
         """
@@ -70,13 +72,7 @@ class Loader:
             raise UsageError(f"device={device!r} needs output='torch', found {output!r}")
         ranks = find_ranks(rank, world_size)
         self.dataset = dataset
-        self._split = Split(len(dataset), batch_size, ranks.rank, ranks.world_size, canonical_nodes, tail)
-        if self._split.steps() == 0:
-            raise UsageError(
-                f"an epoch would have 0 steps: {len(dataset)} samples, but one step over {ranks.world_size} rank(s) "
-                f"takes {self._split.global_batch}",
-                f"batch_size={max(1, len(dataset) // ranks.world_size)} would fit, or tail='pad'",
-            )
+        self._split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
         order = plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes)
         self._plan = plan_hash(
             format_name=dataset.index.format, shards=[(dataset.index.plan_identity(), 0, len(dataset))],
@@ -140,7 +136,9 @@ class Loader:
         """
         live = self._live() if self._live is not None else None
         if live is not None and not live.ended:
-            raise UsageError("load_state_dict while an iterator lives", "load before iter(), or drop the iterator first")
+            raise UsageError(
+                "load_state_dict while an iterator lives", "load before iter(), or drop the iterator first"
+            )
         position = Position.from_dict(state)
         if position.plan != self._plan:
             raise UsageError(
@@ -210,15 +208,22 @@ class Loader:
             slots = [told.slot] if isinstance(told, Delivered) else []
 
     def _start_interval(self, feeder: FeederProcess) -> tuple[Interval, ...]:
-        return (("start", feeder.started_s, feeder.ready_s),) if feeder.ready_s is not None and not self._tally.batches else ()
+        return (
+            (("start", feeder.started_s, feeder.ready_s),)
+            if feeder.ready_s is not None and not self._tally.batches
+            else ()
+        )
 
     def _check_bad(self, told: Delivered) -> None:
         self._bad_count += len(told.bad)
         share = self._split.samples // self._split.world_size
-        if told.bad and self._bad_count > self._bad_policy.limit(share):
+        allowed = self._bad_policy.limit(share)
+        if told.bad and self._bad_count > allowed:
+            assert self._feeder is not None
+            self._feeder.free([told.slot])
             raise SampleError(
-                f"{self._bad_count} bad samples, but at most {self._bad_policy.limit(share)} of {share} a rank and epoch "
-                f"may be (on_bad_max={self._bad_policy.share_max}); the last: {told.bad[-1].message}",
+                f"{self._bad_count} bad samples, but at most {allowed} of {share} a rank and epoch may be "
+                f"(on_bad_max={self._bad_policy.share_max}); the last: {told.bad[-1].message}",
                 "`loader.bad` lists them; raise on_bad_max if so many are expected",
             )
 
@@ -254,7 +259,9 @@ class Loader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -278,11 +285,9 @@ class _Epoch(Iterator[Any]):
             self.ended = True
             loader._finish()
             raise StopIteration
-        try:
-            batch = loader._next(self._start, self._step)
-        except BaseException:
-            self.ended = True
-            raise
+        self.ended = True  # unless the batch comes: after an error this epoch does not go on
+        batch = loader._next(self._start, self._step)
+        self.ended = False
         self._step += 1
         loader._ahead = None
         return batch

@@ -13,7 +13,7 @@ from stoker.errors import UsageError
 from stoker.loader.job import Work
 from stoker.loader.ranks import Ranks
 from stoker.loader.slab import SLOTS_MIN
-from stoker.order import Order, Window, build_order
+from stoker.order import Order, Split, Tail, Window, build_order
 
 SLOTS = 8
 """Slots wanted: 4 hold the feeder's and the trainer's turn, 4 more absorb a slow sample."""
@@ -49,6 +49,18 @@ def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[
     return tuple((name, resolve(spec)) for name, spec in fields.items())
 
 
+def plan_split(dataset: Dataset, batch_size: int, ranks: Ranks, canonical_nodes: int, tail: Tail) -> Split:
+    """This rank's share of an epoch. UsageError for an epoch of no steps, with a batch size that would fit."""
+    split = Split(len(dataset), batch_size, ranks.rank, ranks.world_size, canonical_nodes, tail)
+    if split.steps() == 0:
+        raise UsageError(
+            f"an epoch would have 0 steps: {len(dataset)} samples, but one step over {ranks.world_size} rank(s) "
+            f"takes {split.global_batch}",
+            f"batch_size={max(1, len(dataset) // ranks.world_size)} would fit, or tail='pad'",
+        )
+    return split
+
+
 def plan_order(dataset: Dataset, shuffle: Shuffle, *, seed: int, canonical_nodes: int) -> Order:
     """The epoch's order. `auto` is full where random access is cheap, else a window."""
     mode: Literal["full", "none"] | Window
@@ -67,7 +79,8 @@ def _fits_cache(dataset: Dataset) -> bool:
     if dataset.cache is None:
         return False
     limit = dataset.cache.status().limit
-    return limit is None or sum(shard.size for shard in dataset.index.shards()) <= limit
+    index = dataset.index
+    return limit is None or sum(index.shard(n).size for n in range(len(index.shard_starts) - 1)) <= limit
 
 
 def plan_work(dataset: Dataset, budget: Budget | None, ranks: Ranks) -> Work:

@@ -50,7 +50,12 @@ class FeederProcess:
                 [sys.executable, "-P", "-m", "stoker.loader.feeder", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(roots),
+                    "OMP_NUM_THREADS": "1",
+                    "MKL_NUM_THREADS": "1",
+                },
             )
         self._waiter = Waiter(self._link, self._process.pid)
         self._end = weakref.finalize(self, _end, self._link, self._process, self._waiter, os.getpid())

@@ -1,4 +1,5 @@
-"""Who this process is among all that train together: torch.distributed, else torchrun's, else Slurm's environment, else alone."""
+"""Who this process is among all that train together: torch.distributed, else torchrun's, else Slurm's environment,
+else alone."""
 
 from __future__ import annotations
 

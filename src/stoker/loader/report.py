@@ -40,7 +40,8 @@ class LoaderReport:
     batches: int
     samples: int
     first_wait_s: float
-    """Wait for the run's first batch: process start, imports, first reads. High: make the loader earlier, before the model."""
+    """Wait for the run's first batch: process start, imports, first reads. High: make the loader earlier, before the
+    model."""
     wall_s: float
     """Wall time after the first batch."""
     wait_s: float
@@ -85,7 +86,10 @@ class LoaderReport:
         lines.append(f"read {format_bytes(store)} from the store, {format_bytes(cache)} from the cache")
         retries = {name: n for name, n in self.counts.items() if name.startswith("store.retries") and n}
         if retries:
-            lines.append("retried " + ", ".join(f"{n:.0f} × {name.removeprefix('store.retries').strip('.:') or 'requests'}" for name, n in sorted(retries.items())))  # fmt: skip
+            told = [
+                f"{n:.0f} × {name.removeprefix('store.retries').strip('.:') or 'in all'}" for name, n in retries.items()
+            ]
+            lines.append("retried " + ", ".join(sorted(told)))
         if self.bad:
             lines.append("bad samples: " + ", ".join(f"{n} {reason}" for reason, n in sorted(self.bad.items())))
         return "\n".join(lines)
@@ -127,5 +131,12 @@ class Tally:
         """The totals so far as a value."""
         wall = self.last_s - self.first_s if self.first_s is not None else 0.0
         return LoaderReport(
-            self.batches, self.samples, self.first_wait_s, wall, self.wait_s, dict(self.stages), dict(self.counts), dict(self.reasons)
+            self.batches,
+            self.samples,
+            self.first_wait_s,
+            wall,
+            self.wait_s,
+            dict(self.stages),
+            dict(self.counts),
+            dict(self.reasons),
         )

@@ -34,7 +34,8 @@ def create(layout: SlotLayout, slots: int) -> int:
     wanted, free = layout.slab_bytes(slots), memory_bytes_free()
     if wanted > free:
         raise FeederError(
-            f"the batches need {format_bytes(wanted)} of shared memory ({slots} slots of {format_bytes(layout.nbytes)}), "
+            f"the batches need {format_bytes(wanted)} of shared memory ({slots} slots of "
+            f"{format_bytes(layout.nbytes)}), "
             f"but only {format_bytes(free)} is free to this process",
             "use a smaller batch_size, or give the job more memory",
         )
@@ -63,7 +64,8 @@ class Slab:
         return self.layout.views(self._map, self.layout.slot_offset(slot))
 
     def board(self) -> np.ndarray:
-        """int64 [BOARD_THREADS_MAX]: 1 + the sample that each feeder thread works on, 0 when idle. Read after a crash."""
+        """int64 [BOARD_THREADS_MAX]: 1 + the sample that each feeder thread works on, 0 when idle. Read after a
+        crash."""
         return np.frombuffer(self._map, dtype=np.int64, count=BOARD_THREADS_MAX, offset=64)
 
     def address(self) -> tuple[int, int]:

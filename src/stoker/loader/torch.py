@@ -15,7 +15,8 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 class Device:
-    """Where batches go when `Loader(device=…)` says so: the slab is page-locked for a GPU, the copies run on a side stream."""
+    """Where batches go when `Loader(device=…)` says so: the slab is page-locked for a GPU, the copies run on a side
+    stream."""
 
     def __init__(self, name: str) -> None:
         self.copy = Copier(name)

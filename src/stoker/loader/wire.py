@@ -1,13 +1,11 @@
 """Messages between trainer and feeder over one socket pair: a length, a pickle, and descriptors beside it.
 
-Both ends are this program, started by each other, so pickle is safe here. A message over INLINE_BYTES_MAX (variable-size
-fields, many long keys) travels in a memfd of its own whose descriptor is passed along: a socket would copy it twice and
-could block the feeder in the middle.
-"""
+Both ends are this program, started by each other, so pickle is safe here. A message over INLINE_BYTES_MAX
+(variable-size fields, many long keys) travels in a memfd of its own whose descriptor is passed along: a socket would
+copy it twice and could block the feeder in the middle."""
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import pickle
@@ -78,9 +76,8 @@ def receive(link: socket.socket) -> tuple[Any, list[int]]:
 class Waiter:
     """Waits for a message or for the death of a process, whichever comes first.
 
-    End of file alone is not enough: a process that the user's code forked may hold a copy of the other end open. A pidfd
-    in the same poll sees the death itself.
-    """
+    End of file alone is not enough: a process that the user's code forked may hold a copy of the other end open. A
+    pidfd in the same poll sees the death itself."""
 
     def __init__(self, link: socket.socket, pid: int) -> None:
         self.link = link
@@ -104,13 +101,11 @@ class Waiter:
             os.close(self._pidfd)
             self._pidfd = -1
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
-
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends; the second is meant to be inherited by the feeder."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        raise FeederError("stoker.Loader needs Linux 5.3 or newer (memfd, pidfd)", "elsewhere pack, index and plan work")
+        raise FeederError(
+            "stoker.Loader needs Linux 5.3 or newer (memfd, pidfd)", "elsewhere pack, index and plan work"
+        )
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

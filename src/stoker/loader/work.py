@@ -61,7 +61,7 @@ class Workshop:
     def _decode(self, batch: Batch, chunk: Chunk, row: int, raw: RawSamples, seat: np.ndarray) -> Values | None:
         """Decoded values of a row, or None where the sample is skipped. Fixed-shape fields are in the slot already."""
         sample, at = int(batch.samples[row]), row - chunk.first
-        outs = {name: array[row] for name, array in batch.arrays.items()} if self._plain else {}
+        outs = {name: array[row, ...] for name, array in batch.arrays.items()} if self._plain else {}
         batch.keys[row], seat[0] = raw.keys[at], sample + 1
         try:
             return self._values(raw, at, sample, batch.epoch, outs)
@@ -78,9 +78,11 @@ class Workshop:
         for name, decoder in job.fields:
             value = source.get(name, MISSING)
             if value is MISSING:
-                raise MissingFieldError(f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}")
+                raise MissingFieldError(
+                    f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}"
+                )
             out = outs.get(name)
-            if isinstance(value, bytes | bytearray | memoryview):
+            if isinstance(value, bytes | memoryview):
                 value = decoder.decode(value, out, draw)
                 if out is not None:
                     continue
@@ -90,12 +92,16 @@ class Workshop:
             values[name] = value
         return values
 
-    def _bad(self, batch: Batch, row: int, key: str, error: SampleError, outs: Mapping[str, np.ndarray]) -> Values | None:
+    def _bad(
+        self, batch: Batch, row: int, key: str, error: SampleError, outs: Mapping[str, np.ndarray]
+    ) -> Values | None:
         """Deal with the sample of *row* as the policy says."""
         sample, action = int(batch.samples[row]), self._job.bad.action
         where = f"sample {sample}, key {key!r}, epoch {batch.epoch}: {error.message}"
         if action == "raise":
-            raise type(error)(where, error.hint or "Loader(on_bad='skip' or 'replace') goes on without such samples") from error
+            raise type(error)(
+                where, error.hint or "Loader(on_bad='skip' or 'replace') goes on without such samples"
+            ) from error
         substitute, values = None, None
         if action == "replace":
             substitute, values = self._substitute(batch, row, sample, outs)

@@ -1,0 +1,121 @@
+"""Transforms that misbehave, importable by the feeder."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.errors import SampleError
+from stoker.store import ByteRange, Memory
+
+Sample = dict[str, Any]
+
+
+def slow(sample: Sample) -> Sample:
+    """30 ms a sample."""
+    time.sleep(0.03)
+    return sample
+
+
+def slow_batch(batch: Sample) -> None:
+    """30 ms a batch."""
+    time.sleep(0.03)
+
+
+def fails_at_7(sample: Sample) -> Sample:
+    """An exception of the user's own."""
+    if sample["__index__"] == 7:
+        raise RuntimeError("seven is not to be")
+    return sample
+
+
+def bad_at_7(sample: Sample) -> Sample:
+    """A sample that the transform declares bad."""
+    if sample["__index__"] == 7:
+        raise SampleError("seven is bad")
+    return sample
+
+
+def crashes_at_7(sample: Sample) -> Sample:
+    """A segmentation fault in foreign code."""
+    if sample["__index__"] == 7:
+        ctypes.string_at(0)
+    return sample
+
+
+def stops_itself_at_7(sample: Sample) -> Sample:
+    """The feeder falls silent."""
+    if sample["__index__"] == 7:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pause()  # the stop reaches this thread a moment later
+    return sample
+
+
+def doubles(sample: Sample) -> Sample:
+    """A new field from an old one."""
+    return {"twice": sample["cls"] * 2, "name": sample["__key__"]}
+
+
+def draws(sample: Sample) -> Sample:
+    """What a seeded augmentation would draw."""
+    return {"draw": sample["__seed__"] % 1000}
+
+
+def grows(sample: Sample) -> Sample:
+    """Values whose shape differs from sample to sample."""
+    return {"values": list(range(0))} if sample["__index__"] < 0 else {"values": _ones(1 + sample["__index__"] % 3)}
+
+
+def _ones(count: int) -> Any:
+    import numpy as np
+
+    return np.ones(count, np.float32)
+
+
+def negate(batch: Sample) -> Sample:
+    """A batch transform: one field in place, one new."""
+    batch["cls"] *= -1
+    return {"total": batch["cls"].sum(keepdims=True)}
+
+
+class SlowDecoder:
+    """A decoder that takes 30 ms a sample."""
+
+    shape: tuple[int, ...] | None = ()
+    dtype: Any = "int64"
+
+    def decode(self, raw: Any, out: Any, draw: int) -> Any:
+        """The digits, late."""
+        time.sleep(0.03)
+        value = int(bytes(raw))
+        if out is None:
+            return value
+        out[...] = value
+        return None
+
+
+class SlowMemory(Memory):
+    """A store whose reads take longer; it has no paths, so that it is read like a remote one."""
+
+    def __init__(self, objects: Mapping[str, bytes], delay_s: float) -> None:
+        super().__init__()
+        self._given, self._delay_s = dict(objects), delay_s
+        for key, data in objects.items():
+            self.put(key, data)
+
+    def __reduce__(self) -> tuple[type[SlowMemory], tuple[dict[str, bytes], float]]:
+        return SlowMemory, (self._given, self._delay_s)
+
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange], *, version: str | None = None) -> list[bytes]:
+        """As the store, late."""
+        time.sleep(self._delay_s)
+        return super().get_ranges(key, ranges, version=None)
+
+    def head(self, key: str) -> Any:
+        """As indexed elsewhere: without a version."""
+        info = super().head(key)
+        return type(info)(info.key, info.size, None)
