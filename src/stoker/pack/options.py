@@ -1,0 +1,60 @@
+"""A pack described: all that decides its bytes beside the source, checked, and comparable with an earlier run's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from stoker.errors import UsageError
+from stoker.pack.source import Selection
+from stoker.pack.transform import Recode
+
+OnBad = Literal["fail", "skip"]
+SUFFIXES = {"": ".tar", "gzip": ".tar.gz", "zstd": ".tar.zst"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a pack was asked to do."""
+
+    format: str
+    shard_bytes: int | None
+    shards: int | None
+    selection: Selection
+    recode: Recode
+    transform: str
+    """Name of the user's function, "" for none."""
+    seed: int
+    on_bad: OnBad
+    compression: str
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.format == "webdataset", f"cannot write format {self.format!r}, webdataset can be written"),
+            (
+                (self.shards is None) != (self.shard_bytes is None),
+                "give the size of a shard or the number of shards, not both",
+            ),
+            (self.shard_bytes is None or self.shard_bytes > 0, f"a shard's size is positive, found {self.shard_bytes}"),
+            (self.shards is None or self.shards > 0, f"there is at least 1 shard, found {self.shards}"),
+            (
+                self.recode.resize_short is None or self.recode.resize_short > 0,
+                f"resize_short is at least 1 pixel, found {self.recode.resize_short}",
+            ),
+            (0 <= self.seed < 2**64, f"a seed is an integer from 0 to 2^64-1, found {self.seed}"),
+            (self.on_bad in ("fail", "skip"), f"on_bad is 'fail' or 'skip', found {self.on_bad!r}"),
+            (self.compression in SUFFIXES, f"compression is '', 'gzip' or 'zstd', found {self.compression!r}"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise UsageError(message)
+
+    def describe(self, source_identity: str) -> dict[str, Any]:
+        """Plain values that name the job: equal exactly when the output is."""
+        plain = asdict(self)
+        plain |= plain.pop("selection") | plain.pop("recode")
+        return plain | {
+            "include": list(self.selection.include),
+            "exclude": list(self.selection.exclude),
+            "source": source_identity,
+        }

@@ -1,0 +1,181 @@
+"""Building one shard: read its samples, transform them, write the tar to scratch, put it whole, say what it holds."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from stoker.decode.pixels import size_of
+from stoker.errors import AccessError, ChangedError, NotFoundError, SampleError, StoreError
+from stoker.flow import parallel_map
+from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, WebDatasetWriter, is_image
+from stoker.format.names import printable
+from stoker.format.tar import BLOCK, RECORD
+from stoker.index import ObjectRef
+from stoker.pack.cut import clean_key, unique_key
+from stoker.pack.journal import Part
+from stoker.pack.source import Source
+from stoker.pack.transform import Recode, Sample, Transform, encode_fields, run_transform
+from stoker.store import Store, digest_of
+
+FIELD_BYTES_MAX = 4 << 30
+"""One file of a sample: it is held in memory while it is copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A sample that is to be packed."""
+
+    entry: SampleEntry
+    key: str
+    """The key that it gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A sample ready to be written."""
+
+    key: str
+    fields: Mapping[str, bytes]
+    columns: Mapping[str, ColumnValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What every shard of a job has in common."""
+
+    source: Source
+    recode: Recode
+    transform: Transform | None
+    skip_bad: bool
+    compression: str
+    readers: int
+    """Samples of a shard that are read at once."""
+    scratch: Path | None
+    on_sample: Callable[[int], None]
+    """Told the bytes of every sample that is done."""
+
+    def make(self, wanted: Wanted) -> list[Made] | Finding:
+        """Read and transform one sample; a Finding instead when it is bad and bad ones are skipped."""
+        entry = wanted.entry
+        try:
+            sample: Sample = {"__key__": entry.key, **self.recode.apply(self._read(entry))}
+            cls = entry.columns.get("cls")
+            if isinstance(cls, int):
+                sample.setdefault("cls", cls)
+            made = [sample] if self.transform is None else run_transform(self.transform, dict(sample))
+            return [self._made(wanted, one, given=sample) for one in made]
+        except (SampleError, NotFoundError, ChangedError, AccessError, StoreError) as error:
+            if not self.skip_bad or (
+                self.source.remote and not isinstance(error, SampleError | NotFoundError | ChangedError)
+            ):
+                raise
+            return Finding(_code(error), "warning", printable(_source_of(entry)), error.message)
+
+    def _read(self, entry: SampleEntry) -> dict[str, bytes]:
+        """The bytes of every field. A picture is opened as far as its header."""
+        fields = {}
+        for place in entry.fields:
+            if place.length > FIELD_BYTES_MAX:
+                raise SampleError(
+                    f"{printable(place.object)}: {place.length} bytes, at most {FIELD_BYTES_MAX} are packed"
+                )
+            data = self.source.read(place.object)
+            if len(data) != place.length:
+                raise ChangedError(f"{printable(place.object)}: listed with {place.length} bytes, found {len(data)}")
+            fields[_field(place.name)] = data
+        return fields
+
+    def _made(self, wanted: Wanted, sample: Sample, *, given: Sample) -> Made:
+        key = wanted.key if sample.get("__key__") in (None, given["__key__"]) else clean_key(str(sample["__key__"]))
+        fields = encode_fields(sample)
+        columns = dict(wanted.entry.columns)
+        columns.setdefault("source", _source_of(wanted.entry))
+        picture = next((name for name in fields if is_image(name)), None)
+        if picture is not None:
+            try:
+                height, width = size_of(fields[picture])
+            except SampleError as error:
+                raise SampleError(f"{printable(_source_of(wanted.entry))}: {error.message}", error.hint) from None
+            columns.setdefault("width", width)
+            columns.setdefault("height", height)
+        if sample.get("cls") != given.get("cls"):
+            self._relabel(columns, sample.get("cls"))
+        return Made(key, fields, columns)
+
+    def _relabel(self, columns: dict[str, ColumnValue], cls: Any) -> None:
+        """The label columns follow the class that the transform gave."""
+        number = int(cls) if isinstance(cls, int | np.integer) else None
+        if "cls" in self.source.dataset.columns:
+            columns["cls"] = number
+        classes = self.source.dataset.classes or ()
+        if "label" in self.source.dataset.columns:
+            columns["label"] = classes[number] if number is not None and 0 <= number < len(classes) else None
+
+
+def _field(name: str) -> str:
+    """A field name that a shard can hold."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\ufffd", "_").lower()
+
+
+def _source_of(entry: SampleEntry) -> str:
+    """The path that a sample comes from."""
+    return next((place.object for place in entry.fields if is_image(place.name)), entry.fields[0].object)
+
+
+def _code(error: Exception) -> str:
+    kinds: tuple[tuple[type[Exception], str], ...] = (
+        (SampleError, "undecodable"), (NotFoundError, "vanished"), (ChangedError, "changed"),
+    )  # fmt: skip
+    return next((code for kind, code in kinds if isinstance(error, kind)), "unreadable")
+
+
+def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: Store) -> Part:
+    """Make the shard *key* of *samples* in *target*, whole or not at all."""
+    with tempfile.TemporaryFile(dir=recipe.scratch) as file:
+        entries, findings = _write(recipe, samples, cast(BinaryIO, file))
+        if not entries:
+            return Part(None, (), tuple(findings))
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            digest = digest_of(view)
+            target.put(key, view)
+            size = len(view)
+    expanded = _expanded_size(entries) if recipe.compression else size
+    ref = ObjectRef(key, size, None, digest, recipe.compression, expanded)
+    return Part(ref, tuple(entries), tuple(findings))
+
+
+def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO) -> tuple[list[SampleEntry], list[Finding]]:
+    writer = WebDatasetWriter(file, compression=recipe.compression)
+    entries: list[SampleEntry] = []
+    findings: list[Finding] = []
+    taken: set[str] = set()
+    made: Iterator[list[Made] | Finding] = map(recipe.make, samples)
+    if recipe.readers > 1:
+        made = parallel_map(recipe.make, samples, workers=recipe.readers)
+    for several in made:
+        if isinstance(several, Finding):
+            findings.append(several)
+            recipe.on_sample(0)
+            continue
+        for one in several:
+            key = unique_key(one.key, taken)
+            entries.append(SampleEntry(key, writer.add(key, one.fields), one.columns))
+        recipe.on_sample(sum(len(data) for one in several for data in one.fields.values()))
+    writer.close()
+    return entries, findings
+
+
+def _expanded_size(entries: Sequence[SampleEntry]) -> int:
+    """Bytes of the tar before compression: up to the last member's end, the end mark, filled up to a whole record."""
+    places: list[FieldPlace] = [place for entry in entries for place in entry.fields]
+    last = max(places, key=lambda place: (place.offset, place.length))
+    end = last.offset - -last.length // BLOCK * BLOCK + 2 * BLOCK
+    return -(-end // RECORD) * RECORD
