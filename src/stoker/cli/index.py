@@ -11,9 +11,18 @@ from stoker.cli.show import print_json, print_table, progress
 from stoker.dataset.open import split_urls
 from stoker.errors import UsageError
 from stoker.format.names import printable
-from stoker.index import Index, Manifest, build, check_dataset, open_index, options_of, source_of
-from stoker.index.build import Damaged, plain_findings
-from stoker.index.open import objects_named
+from stoker.index import (
+    Index,
+    Manifest,
+    build,
+    check_dataset,
+    objects_named,
+    open_index,
+    options_of,
+    plain_findings,
+    source_of,
+)
+from stoker.index.build import Damaged
 from stoker.store import connect
 from stoker.store.base import Store
 from stoker.units import format_bytes

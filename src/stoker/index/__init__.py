@@ -1,15 +1,15 @@
 """Sample number → shard and byte ranges: built once, written beside the data or on the node, memory-mapped by all."""
 
-from stoker.index.build import Checked, Options, build, check_dataset, source_of
+from stoker.index.build import Checked, Options, build, check_dataset, plain_findings, source_of
 from stoker.index.entry import ObjectRef, Place, ShardEntry
 from stoker.index.fetch import default_place
 from stoker.index.layout import Manifest
-from stoker.index.open import check_objects, open_index, options_of
+from stoker.index.open import check_objects, objects_named, open_index, options_of
 from stoker.index.read import Index
-from stoker.index.write import IndexWriter, forget, merge
+from stoker.index.write import IndexWriter, merge
 
 __all__ = [
     "Checked", "Index", "IndexWriter", "Manifest", "ObjectRef", "Options", "Place", "ShardEntry",
-    "build", "check_dataset", "check_objects", "default_place", "forget", "merge", "open_index", "options_of",
-    "source_of",
+    "build", "check_dataset", "check_objects", "default_place", "merge", "objects_named", "open_index", "options_of",
+    "plain_findings", "source_of",
 ]  # fmt: skip

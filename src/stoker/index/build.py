@@ -168,8 +168,8 @@ def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:
 
 
 def _heads_are_tars(store: Store, infos: Sequence[ObjectInfo]) -> bool:
-    for info in [info for info in infos if info.size >= BLOCK][:PROBES_MAX]:
-        head = store.get_ranges(info.key, [ByteRange(0, BLOCK)], version=info.version)[0]
+    for info in [info for info in infos if info.size >= MAGIC_BYTES][:PROBES_MAX]:
+        head = store.get_ranges(info.key, [ByteRange(0, min(BLOCK, info.size))], version=info.version)[0]
         if is_header(head) or detect(head[:MAGIC_BYTES]):
             return True
     return False

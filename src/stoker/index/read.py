@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from stoker.errors import ChangedError, NotFoundError, ShardError
+from stoker.errors import ChangedError, NotFoundError, ShardError, StoreError
 from stoker.format import IMAGE_FIELDS, STOKER_FOLDER, FieldPlace, SampleEntry
 from stoker.index.entry import ObjectRef, Place, ShardEntry
 from stoker.index.fetch import default_place, local_folder
@@ -239,8 +239,10 @@ class Index:
         try:
             with path.open("rb") as file:
                 data = file.read(MANIFEST_BYTES_MAX + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(f"{path}: no index here", "index the dataset: `stoker index URL`") from None
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
         if len(data) > MANIFEST_BYTES_MAX:
             raise ShardError(f"{path}: a manifest of more than {MANIFEST_BYTES_MAX} bytes")
         identity = blake3(data).hexdigest()

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-from stoker.errors import NotFoundError, ShardError, UsageError
+from stoker.errors import ShardError, UsageError
 from stoker.format import STOKER_FOLDER, ColumnValue, FieldPlace, SampleEntry
 from stoker.index.entry import ObjectRef
 from stoker.index.layout import (
@@ -293,12 +293,3 @@ def merge(
             start, stop = int(part.shard_starts[number]), int(part.shard_starts[number + 1])
             writer.add_shard(part.shard_object(number), part.entries(start, stop))
     return writer.commit(classes=classes, extra=extra)
-
-
-def forget(store: Store, prefix: str = STOKER_FOLDER) -> None:
-    """Delete an index, its manifest first, so that a killed run leaves no half of one that looks whole."""
-    for name in (MANIFEST_FILE, INDEX_FILE, SHARDS_FILE, OBJECTS_FILE):
-        try:
-            store.delete(f"{prefix}/{name}")
-        except NotFoundError:
-            continue
