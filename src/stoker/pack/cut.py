@@ -52,12 +52,6 @@ def cut_by_count(sizes: Sequence[int], *, shards: int) -> list[int]:
     return [*bounds, samples]
 
 
-def clean_keys(keys: Iterable[str]) -> list[str]:
-    """Keys that a shard can hold, each once: "_" for dots and bytes that are no UTF-8, collisions numbered."""
-    taken: set[str] = set()
-    return [unique_key(clean_key(key), taken) for key in keys]
-
-
 def clean_key(key: str) -> str:
     """*key* with "_" for every dot and undecodable byte. A shard's readers end the key at its first dot."""
     readable = key.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\ufffd", "_")

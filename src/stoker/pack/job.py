@@ -21,11 +21,11 @@ from stoker.index import IndexWriter, Manifest
 from stoker.index.build import plain_findings
 from stoker.machine import cpus, memory_bytes_free
 from stoker.pack.archive import is_archive
-from stoker.pack.cut import clean_keys, cut_by_count, cut_by_size, shuffled, tar_bytes
+from stoker.pack.cut import cut_by_count, cut_by_size, shuffled, tar_bytes
 from stoker.pack.journal import Journal, Part
 from stoker.pack.options import SUFFIXES, OnBad, Options
-from stoker.pack.shard import Recipe, Wanted, build_shard
-from stoker.pack.source import Selection, Source, open_source
+from stoker.pack.shard import Recipe, build_shard
+from stoker.pack.source import Selection, Source, Wanted, open_source
 from stoker.pack.transform import Encoding, Recode, Transform, load_transform
 from stoker.store import HasPaths, Store, StoreOptions, connect, innermost
 from stoker.store.atomic import sweep
@@ -189,18 +189,15 @@ class _Layout:
 
 
 def _lay_out(asked: Options, source: Source) -> _Layout:
-    entries = source.samples
-    keys = clean_keys(entry.key for entry in entries)
-    order = shuffled([entry.key for entry in entries], asked.seed)
-    sizes = [tar_bytes(place.length for place in entries[number].fields) for number in order]
+    order = shuffled([wanted.entry.key for wanted in source.samples], asked.seed)
+    samples = [source.samples[number] for number in order]
+    sizes = [tar_bytes(place.length for place in wanted.entry.fields) for wanted in samples]
     if asked.shards is not None:
         bounds = cut_by_count(sizes, shards=asked.shards)
     else:
         bounds = cut_by_size(sizes, shard_bytes=asked.shard_bytes or SHARD_BYTES)
     largest = max(sum(sizes[start:stop]) for start, stop in pairwise(bounds))
-    return _Layout(
-        [Wanted(entries[number], keys[number]) for number in order], bounds, SUFFIXES[asked.compression], largest
-    )
+    return _Layout(samples, bounds, SUFFIXES[asked.compression], largest)
 
 
 @dataclass(frozen=True)

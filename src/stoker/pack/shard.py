@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from stoker.decode.pixels import size_of
-from stoker.errors import AccessError, ChangedError, NotFoundError, SampleError, StoreError
+from stoker.errors import ChangedError, NotFoundError, SampleError, StoreError
 from stoker.flow import parallel_map
 from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, WebDatasetWriter, is_image
 from stoker.format.names import printable
@@ -20,21 +20,12 @@ from stoker.format.tar import BLOCK, RECORD
 from stoker.index import ObjectRef
 from stoker.pack.cut import clean_key, unique_key
 from stoker.pack.journal import Part
-from stoker.pack.source import Source
+from stoker.pack.source import Source, Wanted
 from stoker.pack.transform import Recode, Sample, Transform, encode_fields, run_transform
 from stoker.store import Store, digest_of
 
 FIELD_BYTES_MAX = 4 << 30
 """One file of a sample: it is held in memory while it is copied."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A sample that is to be packed."""
-
-    entry: SampleEntry
-    key: str
-    """The key that it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +54,49 @@ class Recipe:
 
     def make(self, wanted: Wanted) -> list[Made] | Finding:
         """Read and transform one sample; a Finding instead when it is bad and bad ones are skipped."""
-        entry = wanted.entry
+        where = printable(_source_of(wanted.entry))
         try:
-            sample: Sample = {"__key__": entry.key, **self.recode.apply(self._read(entry))}
-            cls = entry.columns.get("cls")
-            if isinstance(cls, int):
-                sample.setdefault("cls", cls)
-            made = [sample] if self.transform is None else run_transform(self.transform, dict(sample))
-            return [self._made(wanted, one, given=sample) for one in made]
-        except (SampleError, NotFoundError, ChangedError, AccessError, StoreError) as error:
-            if not self.skip_bad or (
-                self.source.remote and not isinstance(error, SampleError | NotFoundError | ChangedError)
-            ):
+            return self._make(wanted)
+        except SampleError as error:
+            if not self.skip_bad:
+                raise SampleError(f"{self.source.files.url}: {where}: {error.message}", error.hint) from error
+            return Finding("undecodable", "warning", where, error.message)
+        except StoreError as error:
+            if not self.skip_bad or (_code(error) == "unreadable" and self.source.remote):  # an outage is no bad sample
                 raise
-            return Finding(_code(error), "warning", printable(_source_of(entry)), error.message)
+            return Finding(_code(error), "warning", where, error.message)
+
+    def _make(self, wanted: Wanted) -> list[Made]:
+        given: Sample = {"__key__": wanted.entry.key, **self.recode.apply(self._read(wanted.entry))}
+        cls = wanted.entry.columns.get("cls")
+        if isinstance(cls, int):
+            given.setdefault("cls", cls)
+        made = [given] if self.transform is None else run_transform(self.transform, dict(given))
+        return [self._made(wanted, one, given) for one in made]
 
     def _read(self, entry: SampleEntry) -> dict[str, bytes]:
         """The bytes of every field. A picture is opened as far as its header."""
         fields = {}
         for place in entry.fields:
             if place.length > FIELD_BYTES_MAX:
-                raise SampleError(
-                    f"{printable(place.object)}: {place.length} bytes, at most {FIELD_BYTES_MAX} are packed"
-                )
+                raise SampleError(f".{place.name} has {place.length} bytes, at most {FIELD_BYTES_MAX} are packed")
             data = self.source.read(place.object)
             if len(data) != place.length:
                 raise ChangedError(f"{printable(place.object)}: listed with {place.length} bytes, found {len(data)}")
             fields[_field(place.name)] = data
         return fields
 
-    def _made(self, wanted: Wanted, sample: Sample, *, given: Sample) -> Made:
+    def _made(self, wanted: Wanted, sample: Sample, given: Sample) -> Made:
         key = wanted.key if sample.get("__key__") in (None, given["__key__"]) else clean_key(str(sample["__key__"]))
         fields = encode_fields(sample)
         columns = dict(wanted.entry.columns)
         columns.setdefault("source", _source_of(wanted.entry))
         picture = next((name for name in fields if is_image(name)), None)
         if picture is not None:
-            try:
-                height, width = size_of(fields[picture])
-            except SampleError as error:
-                raise SampleError(f"{printable(_source_of(wanted.entry))}: {error.message}", error.hint) from None
+            height, width = size_of(fields[picture])
             columns.setdefault("width", width)
             columns.setdefault("height", height)
-        if sample.get("cls") != given.get("cls"):
+        if sample.get("cls") is not given.get("cls"):
             self._relabel(columns, sample.get("cls"))
         return Made(key, fields, columns)
 
@@ -129,11 +120,10 @@ def _source_of(entry: SampleEntry) -> str:
     return next((place.object for place in entry.fields if is_image(place.name)), entry.fields[0].object)
 
 
-def _code(error: Exception) -> str:
-    kinds: tuple[tuple[type[Exception], str], ...] = (
-        (SampleError, "undecodable"), (NotFoundError, "vanished"), (ChangedError, "changed"),
-    )  # fmt: skip
-    return next((code for kind, code in kinds if isinstance(error, kind)), "unreadable")
+def _code(error: StoreError) -> str:
+    if isinstance(error, NotFoundError):
+        return "vanished"
+    return "changed" if isinstance(error, ChangedError) else "unreadable"
 
 
 def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: Store) -> Part:

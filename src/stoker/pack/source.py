@@ -13,8 +13,10 @@ from typing import Protocol
 from stoker.errors import ShardError, UsageError
 from stoker.format import STOKER_FOLDER, Finding, Findings, SampleEntry
 from stoker.format.files import FileDataset, gather
+from stoker.format.names import printable
 from stoker.index import options_of
 from stoker.pack.archive import is_archive, open_archives
+from stoker.pack.cut import clean_key, unique_key
 from stoker.store import HasPaths, ObjectInfo, Store, StoreOptions, connect, expand, innermost
 
 
@@ -47,13 +49,22 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A sample that is to be packed."""
+
+    entry: SampleEntry
+    key: str
+    """The key that it gets."""
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Samples and how to read them."""
 
     files: Readable
     dataset: FileDataset
     infos: Mapping[str, ObjectInfo]
-    samples: Sequence[SampleEntry]
+    samples: Sequence[Wanted]
     findings: tuple[Finding, ...]
     identity: str
     """Digest over name, size and version of every file taken: another one is another pack."""
@@ -112,15 +123,31 @@ def _gathered(
     dataset = gather(infos, label=selection.label, manifest=options.manifest)
     for finding in dataset.findings:
         findings.take(finding)
-    samples = [sample for folder in dataset.folders for sample in dataset.samples(folder)]
+    samples = _named([sample for folder in dataset.folders for sample in dataset.samples(folder)], findings)
     if not samples:
         raise ShardError(
             f"{files.url}: no samples found among {len(infos)} files",
             "samples are images, or the files that --manifest names; look at --include and --exclude",
         )
-    used = dict.fromkeys(place.object for sample in samples for place in sample.fields)
+    used = dict.fromkeys(place.object for sample in samples for place in sample.entry.fields)
     by_key = {info.key: info for info in infos if info.key in used}
     return Source(files, dataset, by_key, samples, findings.all(), _identity(by_key, options.manifest_digest), remote)
+
+
+def _named(entries: Sequence[SampleEntry], findings: Findings) -> list[Wanted]:
+    """The samples with the keys that they get; two files that would share one are told."""
+    taken: set[str] = set()
+    named = []
+    for entry in entries:
+        clean = clean_key(entry.key)
+        key = unique_key(clean, taken)
+        if key != clean or any(place.object == entry.key for place in entry.fields):
+            message = f"its key becomes {printable(key)}: another file would have the key {printable(clean)} too"
+            if key == clean:
+                message = f"its key becomes {printable(key)}: another picture has the same name with another extension"
+            findings.add("shared-key", "notice", printable(entry.key), message)
+        named.append(Wanted(entry, key))
+    return named
 
 
 def _identity(infos: Mapping[str, ObjectInfo], manifest_digest: str) -> str:
