@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 from typing import Literal, cast
 
 import typer
 
 from stoker.cli.show import print_json, progress
+from stoker.decode import quiet_pillow
 from stoker.errors import UsageError
 from stoker.format.names import printable
 from stoker.pack import PackReport
@@ -45,11 +46,12 @@ def pack(
     scratch: str | None = typer.Option(None, help="Folder for shards in the making; default: the system's."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Pack raw files into shards with an index; run again after a kill, it goes on. Exit codes: 0 done; 1 bad data; 2 usage."""
+    """Pack raw files into shards with an index; after a kill, run it again. Exit codes: 0 done; 1 bad data; 2 usage."""
     if on_bad not in ("fail", "skip"):
         raise UsageError(f"--on-bad is fail or skip, found {on_bad!r}")
+    quiet_pillow()
     if transform is not None:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a script beside the data can be named
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a script beside the data can be named
     with progress("packing") as bar:
         report = run_pack(
             src, dst, format=format, shard_size=shard_size, shards=shards, label=label, manifest=manifest,
@@ -72,5 +74,5 @@ def _show(report: PackReport) -> None:
     elif report.shards_made < report.shards:
         print(f"went on with an earlier run: {report.shards - report.shards_made} shards were there")
     skipped = f", {report.skipped:,} skipped" if report.skipped else ""
-    size = format_bytes(report.shard_bytes)
-    print(f"{report.url}: {report.samples:,} samples in {report.shards:,} shards, {size}{skipped}")
+    counts = f"samples {report.samples:,}, shards {report.shards:,}, {format_bytes(report.shard_bytes)}"
+    print(f"stoker pack: {report.url}: {counts}{skipped}")

@@ -4,6 +4,7 @@ from stoker.decode.array import Npy
 from stoker.decode.base import Decoder
 from stoker.decode.choose import default_for, prepare, resolve
 from stoker.decode.image import CenterCrop, Image, RandomResizedCrop, Resize
+from stoker.decode.pixels import quiet_pillow
 from stoker.decode.text import Json
 
 json = Json()
@@ -13,5 +14,5 @@ npy = Npy()
 
 __all__ = [
     "Decoder", "resolve", "default_for", "prepare", "Image", "Resize", "CenterCrop", "RandomResizedCrop", "Json",
-    "json", "Npy", "npy",
+    "json", "Npy", "npy", "quiet_pillow",
 ]  # fmt: skip

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import struct
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -41,6 +43,12 @@ _HOSTILE = (
 """What Pillow raises on hostile bytes. `Warning` is there for those who turn warnings into errors."""
 
 _thread = threading.local()
+
+
+def quiet_pillow() -> None:
+    """Keep Pillow's words about odd files off stderr, in processes that are stoker's own: faults come as SampleError."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def cut(
