@@ -6,10 +6,10 @@ from stoker.store.local import Local
 from stoker.store.memory import Memory
 from stoker.store.options import StoreOptions
 from stoker.store.url import connect, expand, parse
-from stoker.store.wrap import innermost, report_to
+from stoker.store.wrap import innermost
 
 __all__ = [
     "Buffer", "ByteRange", "HasPaths", "ObjectInfo", "Store", "Wrapper",
-    "connect", "expand", "parse", "innermost", "report_to", "StoreOptions",
+    "connect", "expand", "parse", "innermost", "StoreOptions",
     "Local", "Memory", "TreeDigest", "digest_of",
 ]  # fmt: skip

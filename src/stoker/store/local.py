@@ -27,7 +27,7 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EI
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
-def _version(found: os.stat_result) -> str:
+def file_version(found: os.stat_result) -> str:
     return f"{found.st_mtime_ns}-{found.st_ino}"
 
 
@@ -97,7 +97,7 @@ class Local:
                 os.link(temporary, to)
             except FileExistsError:
                 raise ChangedError(
-                    f"{self.url}: {key!r} exists already (version {_version(to.stat())}), expected none"
+                    f"{self.url}: {key!r} exists already (version {file_version(to.stat())}), expected none"
                 ) from None
             except OSError as error:
                 if error.errno in _NO_LINKS:
@@ -126,7 +126,7 @@ class Local:
         with self._named(key):
             found = self.path(key).stat()
         self._check_file(key, found)
-        return ObjectInfo(key, found.st_size, _version(found))
+        return ObjectInfo(key, found.st_size, file_version(found))
 
     def delete(self, key: str) -> None:
         path = self.path(key)
@@ -161,7 +161,7 @@ class Local:
                 found = (folder / name).stat()
             except FileNotFoundError:
                 continue  # deleted since the folder was read
-            yield ObjectInfo(base + name, found.st_size, _version(found))
+            yield ObjectInfo(base + name, found.st_size, file_version(found))
 
     def _child(self, entry: os.DirEntry[str], base: str, prefix: str) -> tuple[bytes, str, bool] | None:
         """Sort key, name and whether it is a folder; None for what a list does not show."""
@@ -200,8 +200,8 @@ class Local:
             raise NotFoundError(f"{self.url}: {key!r} is not a file", "name a file, not a folder or device")
 
     def _check_version(self, key: str, found: os.stat_result, version: str | None) -> None:
-        if version is not None and _version(found) != version:
-            raise ChangedError(f"{self.url}: {key!r} changed: expected version {version}, found {_version(found)}")
+        if version is not None and file_version(found) != version:
+            raise ChangedError(f"{self.url}: {key!r} changed: expected version {version}, found {file_version(found)}")
 
     @contextlib.contextmanager
     def _locked(self, key: str, folder: Path, *, required: bool) -> Iterator[None]:

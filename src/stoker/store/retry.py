@@ -42,7 +42,8 @@ class Retrying(Around):
         seed: int | None = None,
     ) -> None:
         self._seed = seed
-        super().__init__(inner, recorder)
+        super().__init__(inner)
+        self._recorder = recorder
         self._deadline_s = deadline_s
         self._clock = clock
 
@@ -108,6 +109,6 @@ class Retrying(Around):
             raise StoreError(
                 f"{error.message} (gave up after {attempt} attempts in {self._deadline_s:.0f} s)", error.hint
             ) from error
-        self.recorder.count("store.retries")
-        self.recorder.count(f"store.retries.{error.reason}")
+        self._recorder.count("store.retries")
+        self._recorder.count(f"store.retries.{error.reason}")
         self._clock.sleep(wait_s)

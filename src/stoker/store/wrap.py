@@ -1,7 +1,6 @@
 """How a wrapper is written: one method that goes around every call of the store inside.
 
-`list` is left alone here, since it is lazy: a wrapper that cares overrides it. Surprising: a Recorder stays behind when
-a store is pickled, since it belongs to its process; the other side says `report_to` once it has its own.
+`list` is left alone here, since it is lazy: a wrapper that cares overrides it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from stoker.events import SILENT, Recorder
 from stoker.store.base import Buffer, ByteRange, ObjectInfo, Store, Wrapper
 
 Result = TypeVar("Result")
@@ -30,12 +28,9 @@ class Call:
 class Around:
     """A store that passes every call to *inner* through `around`."""
 
-    recorder: Recorder
-
-    def __init__(self, inner: Store, recorder: Recorder = SILENT) -> None:
+    def __init__(self, inner: Store) -> None:
         self._inner = inner
-        self._stays: tuple[str, ...] = ("recorder", *self._begin())
-        self.recorder = recorder
+        self._stays = self._begin()
 
     def _begin(self) -> tuple[str, ...]:
         """Make what belongs to this process (locks, generators) and give the names of its attributes."""
@@ -46,8 +41,7 @@ class Around:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._begin()
-        self.recorder = SILENT
+        self._stays = self._begin()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
@@ -90,13 +84,6 @@ class Around:
 
     def copy(self, source: str, target: str) -> ObjectInfo:
         return self.around(Call("copy", source), lambda: self._inner.copy(source, target))
-
-
-def report_to(store: Store, recorder: Recorder) -> None:
-    """Let every wrapper of the stack report to *recorder* from now on."""
-    while isinstance(store, Around):
-        store.recorder = recorder
-        store = store.inner
 
 
 def innermost(store: Store) -> Store:

@@ -1,0 +1,193 @@
+"""How an object comes into the cache: alone, with its room promised, verified, and then all at once.
+
+Order of steps: lock the entry, promise bytes, write to tmp/ while hashing, compare the digest, fsync, rename, enter it
+in the ledger. A wrong digest is fetched once more, in case the network did it; then it is an error and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.cache.descriptors import Descriptor
+from stoker.cache.home import Home
+from stoker.cache.objects import check_object, expand_object, fetch_pieces, pread_ranges
+from stoker.cache.policy import refusal
+from stoker.errors import ChangedError, StoreError
+from stoker.events import Recorder
+from stoker.index.entry import ObjectRef
+from stoker.store.base import ByteRange, Store
+from stoker.store.digest import TreeDigest
+
+Outcome = Literal["admitted", "present", "refused", "elsewhere", "stopped"]
+"""elsewhere: another process has it in hand. stopped: the reader was closed meanwhile."""
+CACHE_FAILURES = (OSError, sqlite3.Error)
+"""What the cache's disk raises. Store errors are OSErrors too: catch them before."""
+
+
+Pieces = Callable[[], Iterable[bytes]]
+"""Gives the stored bytes of an object from the start, each time it is called."""
+
+
+class WrongDigestError(StoreError):
+    """An object's bytes are not those that were packed, or that were there when it was first read."""
+
+
+def wrong_digest(store: Store, ref: ObjectRef, expected: str, found: str) -> WrongDigestError:
+    """The error of an object that was wrong twice."""
+    return WrongDigestError(
+        f"{store.url}: {ref.key!r} is damaged: expected digest {expected}, found {found} (fetched twice)",
+        "run `stoker verify`, or pack the shard again",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitter:
+    """What every admission of one reader needs."""
+
+    home: Home
+    store: Store
+    recorder: Recorder
+    stop: Callable[[], bool]
+    """Asked between pieces; True ends the admission."""
+
+
+class Flight:
+    """An object on its way in: how many of its first bytes can be read already."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._file: Descriptor | None = None
+        self._ready_bytes = 0
+        self._done = False
+
+    def begin(self, fd: int) -> None:
+        """Bytes come into *fd* from now on, from the start (again)."""
+        with self._changed:
+            self._file, self._ready_bytes = Descriptor(os.dup(fd)), 0
+
+    def advance(self, count: int) -> None:
+        with self._changed:
+            self._ready_bytes += count
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing more comes; what was read stays readable for who holds it."""
+        with self._changed:
+            self._done, self._file = True, None
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done)
+
+    def read(self, ranges: Sequence[ByteRange], where: str) -> list[bytes | memoryview] | None:
+        """The ranges if all of them are there already."""
+        with self._changed:
+            file, ready = self._file, self._ready_bytes
+        if file is None or max((piece.stop for piece in ranges), default=0) > ready:
+            return None
+        return pread_ranges(file, ranges, where)
+
+
+class _Stopped(Exception):  # noqa: N818  # not an error
+    """The reader was closed while an object came in."""
+
+
+def admit(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Pieces | None = None) -> Outcome:
+    """Bring the object in unless it is there, in other hands, or there is no room.
+
+    *pieces* gives its stored bytes, each time anew; by default they are fetched side by side. StoreError and its kin
+    when the store fails; CACHE_FAILURES when the cache does. Nothing is left behind in any case.
+    """
+    with by.home.alone(name) as alone:
+        if not alone:
+            return "elsewhere"
+        need = ref.expanded_size if ref.compression else ref.size
+        if by.home.holds(name, need):
+            return "present"
+        if by.home.ledger.reserve(by.home.session, name, need, lambda used: refusal(by.home.room(used), need)):
+            by.recorder.count("cache.refused")
+            return "refused"
+        try:
+            learned = _fill(by, name, ref, flight, pieces or (lambda: _fetched(by.store, ref)))
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                by.home.ledger.release(name)
+            if isinstance(error, _Stopped):
+                return "stopped"
+            raise
+        by.home.ledger.publish(name, need, url=by.store.url, key=ref.key, digest=learned)
+        by.recorder.count("cache.admitted_bytes", need)
+        return "admitted"
+
+
+def _fetched(store: Store, ref: ObjectRef) -> Iterator[bytes]:
+    if ref.version is None:
+        check_object(store, ref, store.head(ref.key))
+    return fetch_pieces(store, ref)
+
+
+def _fill(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Pieces) -> str | None:
+    """Write, verify and publish; gives the digest if it was learned just now."""
+    expected = ref.digest or by.home.ledger.digest(name)
+    for last in (False, True):
+        with by.home.temporary() as (path, fd):
+            digest = _write(by, ref, flight, fd, pieces())
+            if expected is None or digest == expected:
+                by.home.publish(path, fd, name)
+                return digest if expected is None else None
+            by.recorder.count("cache.wrong_digests")
+            if last:
+                raise wrong_digest(by.store, ref, expected, digest)
+    raise AssertionError("the loop above returns or raises")
+
+
+def _write(by: Admitter, ref: ObjectRef, flight: Flight, fd: int, pieces: Iterable[bytes]) -> str:
+    """Write the object to *fd*, expanded where it is compressed; gives the digest of its stored bytes."""
+    digest = TreeDigest()
+    taken = 0
+
+    def hashed() -> Iterator[bytes]:
+        nonlocal taken
+        for piece in pieces:
+            if by.stop():
+                raise _Stopped
+            digest.update(piece)
+            taken += len(piece)
+            yield piece
+
+    need = ref.expanded_size if ref.compression else ref.size
+    if need:
+        os.posix_fallocate(fd, 0, need)
+    flight.begin(fd)
+    out = _Out(fd, flight)
+    if ref.compression:
+        expand_object(by.store, ref, hashed(), out)  # type: ignore[arg-type]  # only `write` is used
+    else:
+        for piece in hashed():
+            out.write(piece)
+    if taken != ref.size:
+        raise ChangedError(f"{by.store.url}: {ref.key!r} changed: indexed with {ref.size} bytes, found {taken}")
+    return digest.hexdigest()
+
+
+class _Out:
+    """A file that tells the flight how far it is."""
+
+    def __init__(self, fd: int, flight: Flight) -> None:
+        self._fd, self._flight = fd, flight
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        at = 0
+        while at < len(view):
+            at += os.write(self._fd, view[at:])
+        self._flight.advance(at)
+        return at

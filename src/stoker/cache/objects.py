@@ -1,0 +1,93 @@
+"""The read side of objects, as datasets see it, and what reading with and without a cache have in common.
+
+An object is checked when it is first touched: size and version must be those that were indexed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from stoker.cache.descriptors import Descriptor
+from stoker.errors import ChangedError, StoreError
+from stoker.flow import parallel_map
+from stoker.format.codec import expand
+from stoker.index.entry import ObjectRef
+from stoker.store.base import ByteRange, ObjectInfo, Store
+from stoker.store.local import pread_exactly
+from stoker.store.ranges import split
+
+PIECE_BYTES = 8 << 20
+"""Length of the pieces in which whole objects are fetched: one block of the tree digest."""
+PIECES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one read gave and where it came from."""
+
+    data: list[bytes | memoryview]
+    cached_bytes: int
+    """Bytes served from the cache's disk."""
+    stored_bytes: int
+    """Bytes fetched from the store, gaps between ranges included."""
+
+
+class Objects(Protocol):
+    """Objects of one store, to be read by ranges."""
+
+    def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
+        """The ranges, each exactly as long as asked, in order; they count in expanded bytes. Thread-safe."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        ...
+
+
+def check_object(store: Store, ref: ObjectRef, found: ObjectInfo) -> None:
+    """ChangedError naming both values unless *found* is what was indexed."""
+    if found.size != ref.size:
+        raise ChangedError(
+            f"{store.url}: {ref.key!r} changed: indexed with {ref.size} bytes, found {found.size}", "index it again"
+        )
+    if ref.version is not None and found.version is not None and found.version != ref.version:
+        raise ChangedError(
+            f"{store.url}: {ref.key!r} changed: indexed as version {ref.version}, found {found.version}",
+            "index it again",
+        )
+
+
+def fetch_pieces(store: Store, ref: ObjectRef) -> Iterator[bytes]:
+    """The stored bytes of a whole object in order, a few pieces ahead, all of the indexed version."""
+
+    def one(piece: ByteRange) -> bytes:
+        return store.get_ranges(ref.key, [piece], version=ref.version)[0]
+
+    pieces = split(ByteRange(0, ref.size), length_bytes_max=PIECE_BYTES)
+    return parallel_map(one, pieces, workers=PIECES_AT_ONCE)
+
+
+def expand_object(store: Store, ref: ObjectRef, chunks: Iterable[bytes], out: BinaryIO) -> None:
+    """Write the expanded object to *out*; ChangedError unless it has as many bytes as were indexed."""
+    where = f"{store.url}: {ref.key!r}"
+    count = expand(chunks, ref.compression, out, bytes_max=ref.expanded_size, where=where)
+    if count != ref.expanded_size:
+        raise ChangedError(
+            f"{where} changed: indexed with {ref.expanded_size} expanded bytes, found {count}",
+            "index it again",
+        )
+
+
+def pread_ranges(file: Descriptor, ranges: Sequence[ByteRange], where: str) -> list[bytes | memoryview]:
+    """The ranges of an open file; StoreError where it ends before them."""
+    data: list[bytes | memoryview] = []
+    for piece in ranges:
+        part = pread_exactly(file.fd, piece)
+        if len(part) != len(piece):
+            raise StoreError(
+                f"{where}: asked for bytes {piece.start} to {piece.stop}, the object ends at {piece.start + len(part)}"
+            )
+        data.append(part)
+    return data

@@ -1,0 +1,79 @@
+"""Whole-compressed objects without a cache: expanded once, into files that have no name."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from stoker.cache.descriptors import Descriptor
+from stoker.cache.objects import Read, check_object, expand_object, fetch_pieces, pread_ranges
+from stoker.errors import StoreError
+from stoker.index.entry import ObjectRef
+from stoker.store.base import ByteRange, Store
+
+SCRATCH_BYTES_MAX = 8 * 10**9
+"""Expanded shards that are held at once without a cache."""
+
+
+class Scratch:
+    """Expanded copies of whole-compressed objects in files without a name: nothing to clean up after a kill."""
+
+    def __init__(self, store: Store, *, bytes_max: int) -> None:
+        self._store = store
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._files: OrderedDict[ObjectRef, Descriptor] = OrderedDict()
+        self._growing: dict[ObjectRef, threading.Lock] = {}
+
+    def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
+        """Ranges of the expanded object; the first read of it pays for the expansion."""
+        file, stored = self._expanded(ref)
+        return Read(pread_ranges(file, ranges, f"{self._store.url}: {ref.key!r}, expanded"), 0, stored)
+
+    def close(self) -> None:
+        with self._lock:
+            self._files.clear()
+
+    def _expanded(self, ref: ObjectRef) -> tuple[Descriptor, int]:
+        """The open copy, and how many stored bytes had to be fetched for it."""
+        with self._lock:
+            self._check_limit(ref)
+            alone = self._growing.setdefault(ref, threading.Lock())
+        with alone:
+            with self._lock:
+                if ref in self._files:
+                    self._files.move_to_end(ref)
+                    return self._files[ref], 0
+                self._make_room()
+            try:
+                file = self._expand(ref)
+                with self._lock:
+                    self._files[ref] = file
+            finally:
+                with self._lock:
+                    self._growing.pop(ref, None)
+            return file, ref.size
+
+    def _check_limit(self, ref: ObjectRef) -> None:
+        if ref.expanded_size > self._bytes_max:
+            raise StoreError(
+                f"{self._store.url}: {ref.key!r} is compressed as a whole and expands to {ref.expanded_size} bytes, "
+                f"more than the scratch limit of {self._bytes_max}",
+                "use a cache: stoker.open(…, cache=…), or pack it again without whole-shard compression",
+            )
+
+    def _make_room(self) -> None:
+        """Forget the copies used longest ago until all that are being made fit under the limit."""
+        growing = sum(ref.expanded_size for ref in self._growing)
+        while self._files and growing + sum(ref.expanded_size for ref in self._files) > self._bytes_max:
+            self._files.popitem(last=False)
+
+    def _expand(self, ref: ObjectRef) -> Descriptor:
+        check_object(self._store, ref, self._store.head(ref.key))
+        with tempfile.TemporaryFile() as file:
+            expand_object(self._store, ref, fetch_pieces(self._store, ref), file)
+            file.flush()
+            return Descriptor(os.dup(file.fileno()))

@@ -1,0 +1,94 @@
+"""Reading without a cache: files of this machine by pread, objects of a store by ranged requests, merged where near.
+
+Where the store pins reads to a version, the check of an object costs nothing; where it gives none, one `head`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from stoker.cache.descriptors import Descriptors
+from stoker.cache.objects import Read, check_object, pread_ranges
+from stoker.cache.scratch import SCRATCH_BYTES_MAX, Scratch
+from stoker.errors import ChangedError, StoreError
+from stoker.events import SILENT, Recorder
+from stoker.index.entry import ObjectRef
+from stoker.store.base import ByteRange, HasPaths, ObjectInfo, Store
+from stoker.store.local import file_version
+from stoker.store.ranges import coalesce, covering
+from stoker.store.wrap import innermost
+
+GAP_BYTES_MAX = 64 << 10
+"""Ranges no further apart are fetched by one request: at 50 ms and 100 MB/s a request costs as much as 5 MB."""
+MERGED_BYTES_MAX = 16 << 20
+
+
+class Streamed:
+    """Objects without a cache. Whole-compressed ones are expanded to unlinked files, the last few of which are kept."""
+
+    def __init__(
+        self, store: Store, *, recorder: Recorder = SILENT, scratch_bytes_max: int = SCRATCH_BYTES_MAX
+    ) -> None:
+        self._store = store
+        self._recorder = recorder
+        bottom = innermost(store)
+        self._paths = bottom if isinstance(bottom, HasPaths) else None
+        self._files = Descriptors()
+        self._touched: set[tuple[str, str | None]] = set()
+        self._scratch = Scratch(store, bytes_max=scratch_bytes_max)
+
+    def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
+        if ref.compression:
+            return self._scratch.read(ref, ranges)
+        if self._paths is not None:
+            return self._read_file(self._paths, ref, ranges)
+        return self._read_store(ref, ranges)
+
+    def close(self) -> None:
+        self._files.close()
+        self._scratch.close()
+
+    def _read_file(self, paths: HasPaths, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
+        where = f"{self._store.url}: {ref.key!r}"
+
+        def open_it() -> int:
+            try:
+                return os.open(paths.path(ref.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError:
+                self._store.head(ref.key)  # its errors say more
+                raise
+
+        try:
+            file = self._files.get_or_open((ref.key, ref.version), open_it)
+            found = os.fstat(file.fd)
+            check_object(self._store, ref, ObjectInfo(ref.key, found.st_size, file_version(found)))
+            data = pread_ranges(file, ranges, where)
+        except ChangedError:
+            self._files.drop((ref.key, ref.version))
+            raise
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{where}: {error.strerror}") from error
+        count = sum(map(len, data))
+        self._recorder.count("store.requests", len(data))
+        self._recorder.count("store.read_bytes", count)
+        return Read(data, 0, count)
+
+    def _read_store(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
+        if ref.version is None and (ref.key, None) not in self._touched:
+            check_object(self._store, ref, self._store.head(ref.key))
+            self._touched.add((ref.key, None))
+        requests = coalesce(ranges, gap_bytes_max=GAP_BYTES_MAX, length_bytes_max=MERGED_BYTES_MAX)
+        try:
+            answers = self._store.get_ranges(ref.key, requests, version=ref.version)
+        except ChangedError:
+            check_object(self._store, ref, self._store.head(ref.key))
+            raise
+        data: list[bytes | memoryview] = []
+        for piece in ranges:
+            number = covering(requests, piece)
+            base = requests[number].start
+            data.append(memoryview(answers[number])[piece.start - base : piece.stop - base])
+        return Read(data, 0, sum(map(len, requests)))
