@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from stoker.cli.show import print_json, print_table, progress
+from stoker.cli.show import print_json, progress
 from stoker.dataset.open import split_urls
 from stoker.errors import UsageError
 from stoker.format.names import printable
@@ -102,7 +102,9 @@ def _show(store: Store, manifest: Manifest, place: str, as_json: bool) -> None:
         ("classes", "none" if manifest.classes is None else f"{len(manifest.classes)}: {_most(manifest.classes)}"),
         ("index", place),
     ]
-    print_table(f"index of {store.url}", [(name, printable(value)) for name, value in rows])
+    print(printable(f"index of {store.url}"))
+    for name, value in rows:
+        print(f"{name:<8} {printable(value)}")
     _print_findings(findings)
 
 
