@@ -186,6 +186,8 @@ def test_numeric_labels_are_sorted_as_numbers() -> None:
     """Labels 9 and 10 stand in that order, and a `cls` column of the manifest's own is left alone."""
     files = dataset("a.jpg", "b.jpg", manifest=rows(path=["a.jpg", "b.jpg"], label=[10, 9]))
     assert files.classes == ("9", "10")
+    none = dataset("a.jpg", "b.jpg", manifest=rows(path=["a.jpg", "b.jpg"], label=["x", ""]))
+    assert none.classes == ("x",)
     own = dataset("a.jpg", "b.jpg", manifest=rows(path=["a.jpg", "b.jpg"], label=["x", "y"], cls=[7, 3]))
     assert [one.columns["cls"] for one in own.samples("")] == [7, 3]
 

@@ -280,6 +280,16 @@ def test_what_follows_the_end_is_looked_at(rest: bytes, found: list[str]) -> Non
     assert codes(member("a.jpg") + rest) == found
 
 
+def test_limits_how_far_behind_the_end_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless NULs or junk behind the end mark cost bounded reading, and have a finding."""
+    monkeypatch.setattr(tar, "TAR_BEHIND_BYTES_MAX", 20 * RECORD)
+    for rest, code in ((bytes(400 * RECORD), "damaged-shard"), (bytes(1024) + b"junk" * 100_000, "trailing-junk")):
+        reader = BytesReader(member("a.jpg") + rest)
+        scan = WebDataset().scan(reader, skip_bytes_min=512)
+        assert [one.code for one in scan.findings] == [code]
+        assert reader.bytes_read < 30 * RECORD
+
+
 def test_all_zero_is_a_lost_write() -> None:
     """A tar of one record of NULs is empty; more NULs than that are an error."""
     assert codes(bytes(RECORD)) == ["empty-shard"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from stoker.format.limits import FINDINGS_KEPT_MAX
+from stoker.format.limits import FINDINGS_KEPT_PER_CODE_MAX
 
 Severity = Literal["error", "warning", "notice"]
 ColumnValue = int | float | str | bool | None
@@ -90,7 +90,7 @@ class ShardScan:
 class Findings:
     """Collects findings in bounded memory: the first of each code word for word, the others counted."""
 
-    def __init__(self, kept_per_code_max: int = 20) -> None:
+    def __init__(self, kept_per_code_max: int = FINDINGS_KEPT_PER_CODE_MAX) -> None:
         self._kept_max = kept_per_code_max
         self._by_code: dict[str, list[Finding]] = {}
 
@@ -99,9 +99,9 @@ class Findings:
 
     def take(self, finding: Finding) -> None:
         kept = self._by_code.setdefault(finding.code, [])
-        if len(kept) < self._kept_max and sum(map(len, self._by_code.values())) <= FINDINGS_KEPT_MAX:
+        if len(kept) < self._kept_max:
             kept.append(finding)
-        elif kept:
+        else:
             kept[-1] = replace(kept[-1], count=kept[-1].count + finding.count)
 
     def all(self) -> tuple[Finding, ...]:

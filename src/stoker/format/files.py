@@ -184,7 +184,7 @@ def _metadata(
     rows = manifest or {}
     names = tuple(dict.fromkeys(name for row in rows.values() for name in row.columns))
     if label is None and "label" in names:
-        labels = {path: rows[path].columns.get("label") for path in paths}
+        labels = {path: None if (value := rows[path].columns["label"]) == "" else value for path in paths}
     else:
         rule = label_rule(label) if label is not None else _default_rule(paths)
         labels = {path: rule(path) for path in paths}

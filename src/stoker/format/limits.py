@@ -26,5 +26,7 @@ TAR_EXTENSIONS_IN_A_ROW_MAX = 16
 """Extension headers before one member. Honest writers need three: global pax, pax, GNU long name."""
 TAR_MEMBERS_MAX = 5_000_000
 """Members of one shard: all of them are in memory while it is indexed."""
-FINDINGS_KEPT_MAX = 1_000
-"""Findings that a collection keeps word for word; the rest is counted."""
+TAR_BEHIND_BYTES_MAX = 256 << 20
+"""Bytes behind the end mark that are looked at for samples lost in a hole. Honest writers pad with 1 MiB at most."""
+FINDINGS_KEPT_PER_CODE_MAX = 20
+"""Findings of one code that are kept word for word; the rest is counted."""

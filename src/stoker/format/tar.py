@@ -18,6 +18,7 @@ from stoker.format.base import Findings, RangeReader
 from stoker.format.limits import (
     NAME_BYTES_MAX,
     READ_BYTES_MAX,
+    TAR_BEHIND_BYTES_MAX,
     TAR_EXTENSION_BYTES_MAX,
     TAR_EXTENSIONS_IN_A_ROW_MAX,
     TAR_MEMBERS_MAX,
@@ -256,16 +257,17 @@ class TarScan:
         behind, next_header = self._behind(offset)
         if behind is not None:
             self._judge_rest(offset, behind, next_header)
-        elif members == 0 and size > RECORD:
-            raise ShardError(f"{where}: {size} bytes of NULs and nothing else, as a lost write leaves", _REFETCH)
+        elif size - offset > TAR_BEHIND_BYTES_MAX or (members == 0 and size > RECORD):
+            raise ShardError(f"{where}: {size - offset} bytes of NULs to the end, as a lost write leaves", _REFETCH)
         elif members == 0:
             self._findings.add("empty-shard", "warning", self._reader.key, "a tar without members")
 
     def _behind(self, offset: int) -> tuple[int | None, int | None]:
         """Of what follows the end mark at *offset*: the first block that is not NUL, and the first that is a header."""
         first = None
-        while offset < self._reader.size:
-            data = self._window.get(offset, min(READ_BYTES_MAX, self._reader.size - offset))
+        stop = min(self._reader.size, offset + TAR_BEHIND_BYTES_MAX)
+        while offset < stop:
+            data = self._window.get(offset, min(READ_BYTES_MAX, stop - offset))
             if data.count(0) < len(data):
                 for at in range(0, len(data), BLOCK):
                     block = data[at : at + BLOCK]

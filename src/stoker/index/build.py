@@ -23,6 +23,8 @@ from stoker.store.base import ByteRange, ObjectInfo, Store
 
 Damaged = Literal["refuse", "keep"]
 FORMAT_NAMES = ("webdataset", "files")
+CHECK_FINDINGS_PER_CODE_MAX = 1_000
+"""Findings of one code that a check tells word for word; the rest is counted."""
 PROBES_MAX = 4
 """Objects whose heads are read to recognise a format that no name tells."""
 
@@ -220,7 +222,7 @@ class Checked:
 
 def check_dataset(source: Source) -> Checked:
     """Scan everything, write nothing: what there is to say about the dataset."""
-    findings = Findings()
+    findings = Findings(CHECK_FINDINGS_PER_CODE_MAX)
     samples = 0
     for finding in source.findings:
         findings.take(finding)

@@ -162,6 +162,7 @@ def _only_one(place: Path, name: str) -> Iterator[None]:
     try:
         place.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(place / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     except PermissionError as error:
         raise AccessError(
             f"{place}: cannot keep the index of a foreign dataset here: {error}", "set XDG_CACHE_HOME or use a cache"
@@ -169,7 +170,6 @@ def _only_one(place: Path, name: str) -> Iterator[None]:
     except OSError as error:
         raise StoreError(f"{place}: cannot keep an index here: {error}", "set XDG_CACHE_HOME or use a cache") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -5,6 +5,7 @@ A view's numbers are memoryviews: one element of these costs 40 ns, of a NumPy a
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,7 @@ class ObjectTable:
     def __init__(self, reader: pa.RecordBatchFileReader, path: Path) -> None:
         self._reader = reader
         self._path = path
+        self._lock = threading.Lock()
         self._schema = SHARD_SCHEMA if "start" in reader.schema.names else OBJECT_SCHEMA
         self._batches: dict[int, tuple[pa.RecordBatch, dict[str, Texts], dict[str, memoryview]]] = {}
         self._refs: dict[int, ObjectRef] = {}
@@ -191,10 +193,11 @@ class ObjectTable:
 
     def _batch(self, number: int) -> tuple[pa.RecordBatch, dict[str, Texts], dict[str, memoryview]]:
         found = self._batches.get(number)
-        if found is None:
+        if found is not None:
+            return found
+        with self._lock:
             last = number == self._reader.num_record_batches - 1
             batch = _batch(self._reader, number, None if last else BATCH, self._schema, self._path)
             texts = {name: Texts(batch.column(name)) for name in ("key", "version", "digest", "compression")}
             numbers = {name: _numbers(batch.column(name), self._path).data for name in ("size", "expanded_size")}
-            found = self._batches[number] = (batch, texts, numbers)
-        return found
+            return self._batches.setdefault(number, (batch, texts, numbers))
