@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from stoker.store import ByteRange, ObjectInfo, Store, StoreOptions, connect
+from stoker.index.entry import ObjectRef
+from stoker.store import ByteRange, ObjectInfo, Store, StoreOptions, connect, digest_of
 from stoker.store.transient import transient
 from stoker.store.wrap import Around, Call, Result
 from stoker.testing.servers import REGION, Server
@@ -102,3 +105,44 @@ class Flaky(Around):
             if reason is not None and number == 2:
                 raise transient(f"{self.url}: {prefix!r}: planned", reason)
             yield info
+
+
+class Gated(Counting):
+    """Holds back whole pieces of objects (ranges from *held_bytes_min* on) until `open` is set; short ranges pass."""
+
+    def __init__(self, inner: Store, *, held_bytes_min: int = 1 << 20) -> None:
+        super().__init__(inner)
+        self.open = threading.Event()
+        self._held_bytes_min = held_bytes_min
+
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange], *, version: str | None = None) -> list[bytes]:
+        if sum(map(len, ranges)) >= self._held_bytes_min:
+            assert self.open.wait(60)
+        return super().get_ranges(key, ranges, version=version)
+
+
+def refs_of(store: Store, *, digests: bool = False) -> list[ObjectRef]:
+    """Every object of a store as an index would name it."""
+    return [
+        ObjectRef(info.key, info.size, info.version, digest_of(store.get(info.key)) if digests else None)
+        for info in store.list()
+    ]
+
+
+def until(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
+    """Wait until something holds that another thread or process brings about."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.002)
+
+
+class Dataset:
+    """What `Cache.warm` needs of a dataset."""
+
+    def __init__(self, store: Store, refs: Sequence[ObjectRef]) -> None:
+        self.store = store
+        self._refs = refs
+
+    def objects(self) -> Sequence[ObjectRef]:
+        return self._refs

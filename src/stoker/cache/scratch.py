@@ -26,7 +26,8 @@ class Scratch:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._files: OrderedDict[ObjectRef, Descriptor] = OrderedDict()
-        self._growing: dict[ObjectRef, threading.Lock] = {}
+        self._growing: set[ObjectRef] = set()
+        self._changed = threading.Condition(self._lock)
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
         """Ranges of the expanded object; the first read of it pays for the expansion."""
@@ -39,23 +40,26 @@ class Scratch:
 
     def _expanded(self, ref: ObjectRef) -> tuple[Descriptor, int]:
         """The open copy, and how many stored bytes had to be fetched for it."""
-        with self._lock:
-            self._check_limit(ref)
-            alone = self._growing.setdefault(ref, threading.Lock())
-        with alone:
+        self._check_limit(ref)
+        while True:
             with self._lock:
                 if ref in self._files:
                     self._files.move_to_end(ref)
                     return self._files[ref], 0
-                self._make_room()
-            try:
-                file = self._expand(ref)
-                with self._lock:
-                    self._files[ref] = file
-            finally:
-                with self._lock:
-                    self._growing.pop(ref, None)
+                if ref not in self._growing:
+                    self._growing.add(ref)
+                    self._make_room()
+                    break
+                self._changed.wait()
+        try:
+            file = self._expand(ref)
+            with self._lock:
+                self._files[ref] = file
             return file, ref.size
+        finally:
+            with self._lock:
+                self._growing.discard(ref)
+                self._changed.notify_all()
 
     def _check_limit(self, ref: ObjectRef) -> None:
         if ref.expanded_size > self._bytes_max:
