@@ -100,13 +100,13 @@ def pack(
     folder = None if scratch is None else Path(scratch)
     with open_source(str(src), asked.selection, options=options, scratch=folder) as source:
         described = asked.describe(source.identity)
+        layout = _lay_out(asked, source)
         journal = Journal(target, described)
         _sweep(target)
         finished = journal.open()
         if finished is not None:
             journal.close()
             return _report(target, finished, shards_made=0)
-        layout = _lay_out(asked, source)
         threads = min(WORKERS_MAX, 2 * cpus()) if workers is None else workers
         at_once = _shards_at_once(threads, layout, target)
         recipe = Recipe(
