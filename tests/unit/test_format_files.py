@@ -209,7 +209,9 @@ def test_a_manifest_column_has_one_type() -> None:
     ("key", "hidden"),
     [
         ("a.jpg", False), ("..jpg", True), ("./a.jpg", False), ("a/.b/c.jpg", True), ("x/thumbs.DB", True),
-        ("_stoker/index.arrow", True), ("a/_stoker/x", False), ("__MACOSX/a", True), ("..", False), ("a/.", False), ("...", True), ("..a", True), ("a\n/.b", True), ("a.b", False), ("desktop.ini", True),
+        ("_stoker/index.arrow", True), ("a/_stoker/x", False), ("__MACOSX/a", True),
+        ("..", False), ("a/.", False), ("...", True), ("..a", True), ("a\n/.b", True), ("a.b", False),
+        ("desktop.ini", True),
     ],
 )  # fmt: skip
 def test_hidden(key: str, hidden: bool) -> None:

@@ -7,6 +7,8 @@ keys never.
 
 from __future__ import annotations
 
+import re
+
 IMAGE_FIELDS = (
     "jpg", "jpeg", "png", "webp", "jpe", "jfif", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif", "jp2",
     "tga", "mpo", "apng",
@@ -16,6 +18,9 @@ _IMAGES = frozenset(IMAGE_FIELDS)
 _JPEG = frozenset(("jpeg", "jpe", "jfif"))
 STOKER_FOLDER = "_stoker"
 """Where stoker keeps what it writes beside a dataset; never data."""
+_HIDDEN = re.compile(
+    r"(?:^|/)(?:\.(?!\.?(?:/|\Z))|__MACOSX(?:/|\Z)|(?i:thumbs\.db|desktop\.ini)\Z)|^" + STOKER_FOLDER + r"(?:/|\Z)"
+)
 
 
 def is_image(field: str) -> bool:
@@ -25,12 +30,7 @@ def is_image(field: str) -> bool:
 
 def is_hidden(key: str) -> bool:
     """Whether a path is nobody's data: a dot file, what macOS or Windows leave behind, or stoker's own folder."""
-    parts = key.split("/")
-    return (
-        any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in parts)
-        or parts[-1].lower() in ("thumbs.db", "desktop.ini")
-        or parts[0] == STOKER_FOLDER
-    )
+    return _HIDDEN.search(key) is not None
 
 
 def is_confined(path: str) -> bool:
