@@ -1,4 +1,4 @@
-"""kill -9 of a pack at any moment: the next run makes what is missing, ends with the same bytes, leaves nothing behind."""
+"""kill -9 of a pack at any moment: the next run makes what is missing, ends with the same bytes and leaves no trace."""
 
 from __future__ import annotations
 
