@@ -13,7 +13,7 @@ from stoker.index.entry import ObjectRef
 from stoker.store import ByteRange, ObjectInfo, Store, StoreOptions, connect, digest_of
 from stoker.store.transient import transient
 from stoker.store.wrap import Around, Call, Result
-from stoker.testing.servers import REGION, Server
+from stoker.testing.servers import Server
 
 _numbers = itertools.count()
 
@@ -28,7 +28,7 @@ def options_for(server: Server, *, endpoint: str | None = None, deadline_s: floa
     """Options that reach the server, by *endpoint* when a proxy stands before it."""
     return StoreOptions(
         endpoint=endpoint or server.endpoint,
-        region=REGION,
+        region="us-east-1",
         access_key=server.access_key,
         secret_key=server.secret_key,
         deadline_s=deadline_s,

@@ -122,6 +122,20 @@ def test_small_objects_come_in_by_the_request_that_serves(tmp_path: Path) -> Non
     objects.close()
 
 
+def test_a_range_past_the_end_is_an_error_everywhere(tmp_path: Path) -> None:
+    """On a miss, on a hit, small or large: bytes that the object does not have are an error, never fewer bytes."""
+    memory = stored({"big": 3_000_000, "small": 1000})
+    cache = Cache(tmp_path / "c")
+    objects = cache.objects(memory)
+    for ref in refs_of(memory):
+        past = [ByteRange(0, 5), ByteRange(ref.size - 5, ref.size + 1)]
+        for _ in range(2):
+            with pytest.raises(StoreError, match=ref.key):
+                objects.read(ref, past)
+            until(lambda ref=ref: cache.contains(memory, ref))  # type: ignore[misc]
+    objects.close()
+
+
 def test_empty_objects(tmp_path: Path) -> None:
     """An object of no bytes can be read and kept."""
     memory = stored({"empty": 0})

@@ -37,7 +37,7 @@ def test_sums_follow_what_comes_and_goes(tmp_path: Path) -> None:
 
 
 def test_sessions_end(tmp_path: Path) -> None:
-    """Ending a session drops its leases and promises, tells what was promised, and leaves the others'."""
+    """Ending a session drops its leases and promises, enters what had arrived, and leaves the others'."""
     ledger = Ledger(tmp_path / "l")
     fill(ledger)
     ledger.note_reads("me", ["n0", "n1", "n0"], hits=5, misses=2)
@@ -45,9 +45,10 @@ def test_sessions_end(tmp_path: Path) -> None:
     ledger.reserve("me", "p", 5, lambda used: "")
     ledger.reserve("you", "q", 6, lambda used: "")
     assert ledger.leases() == {"me": 2, "you": 1} and ledger.sessions() == {"me", "you"}
-    assert ledger.end_session("me") == ["p"]
+    ledger.reserve("me", "arrived", 8, lambda used: "")
+    ledger.end_session("me", {"arrived": 9}.get)
     assert ledger.leases() == {"you": 1} and ledger.reserved_bytes() == 6
-    assert ledger.totals() == Totals(30, 3, 6, 2)
+    assert ledger.totals() == Totals(39, 4, 6, 2)
     ledger.close()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, WrongDigestError, admit, wrong_digest
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
-from stoker.cache.objects import Read, pread_ranges
+from stoker.cache.objects import Read, pread_ranges, slices
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
 from stoker.clock import SYSTEM, Clock
@@ -188,8 +188,7 @@ class Cached:
             self._bring_in(live, home, name, ref, flight, pieces)
         else:
             self._in_background(live, home, name, ref, flight, pieces)
-        view = memoryview(data)
-        return Read([view[piece.start : piece.stop] for piece in ranges], 0, whole.stored_bytes)
+        return Read(slices(data, ranges, f"{self._store.url}: {ref.key!r}"), 0, whole.stored_bytes)
 
     def _whole(self, ref: ObjectRef) -> Read:
         return self._streamed.read(ref, [ByteRange(0, ref.size)])

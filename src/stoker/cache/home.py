@@ -84,10 +84,14 @@ class Home:
 
     def holds(self, name: str, count: int) -> bool:
         """Whether the entry is there with that many bytes."""
+        return self._size(name) == count
+
+    def _size(self, name: str) -> int | None:
+        """Bytes of an entry; None when there is none."""
         try:
-            return self.entry(name).stat().st_size == count
+            return self.entry(name).stat().st_size
         except FileNotFoundError:
-            return False
+            return None
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[bool]:
@@ -193,10 +197,7 @@ class Home:
             if session in dead:
                 path.unlink(missing_ok=True)
         for session in dead:
-            names = self.ledger.end_session(session)
-            self.ledger.enter_found(
-                (name, self.entry(name).stat().st_size) for name in names if self.entry(name).exists()
-            )
+            self.ledger.end_session(session, self._size)
             (self.path / "sessions" / session).unlink(missing_ok=True)
 
 

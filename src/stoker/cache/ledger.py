@@ -144,12 +144,14 @@ class Ledger:
             db.executemany("UPDATE entries SET used_s = ? WHERE name = ?", ((now, name) for name, _, now in rows))
             db.execute("UPDATE totals SET hits = hits + ?, misses = misses + ?", (hits, misses))
 
-    def end_session(self, session: str) -> list[str]:
-        """Drop a session's leases and promises; gives the objects that were promised."""
+    def end_session(self, session: str, arrived: Callable[[str], int | None] = lambda name: None) -> None:
+        """Drop a session's leases and promises. *arrived(name)* gives the size of a promised object that is there."""
+        now = self._clock.wall()
         with self._transaction() as db:
             db.execute("DELETE FROM leases WHERE session = ?", (session,))
             rows = db.execute("DELETE FROM reservations WHERE session = ? RETURNING name", (session,)).fetchall()
-        return [str(row[0]) for row in rows]
+            sizes = ((str(row[0]), arrived(str(row[0]))) for row in rows)
+            self._enter(db, [(name, size, "", "", now, now) for name, size in sizes if size is not None])
 
     def sessions(self) -> set[str]:
         """Every session that has a lease or a promise."""

@@ -80,14 +80,25 @@ def expand_object(store: Store, ref: ObjectRef, chunks: Iterable[bytes], out: Bi
         )
 
 
+def slices(whole: bytes, ranges: Sequence[ByteRange], where: str) -> list[bytes | memoryview]:
+    """The ranges of an object that is all here; StoreError where it ends before them."""
+    view = memoryview(whole)
+    for piece in ranges:
+        if piece.stop > len(view):
+            raise _ends_before(piece, len(view), where)
+    return [view[piece.start : piece.stop] for piece in ranges]
+
+
+def _ends_before(piece: ByteRange, size: int, where: str) -> StoreError:
+    return StoreError(f"{where}: asked for bytes {piece.start} to {piece.stop}, the object ends at {size}")
+
+
 def pread_ranges(file: Descriptor, ranges: Sequence[ByteRange], where: str) -> list[bytes | memoryview]:
     """The ranges of an open file; StoreError where it ends before them."""
     data: list[bytes | memoryview] = []
     for piece in ranges:
         part = pread_exactly(file.fd, piece)
         if len(part) != len(piece):
-            raise StoreError(
-                f"{where}: asked for bytes {piece.start} to {piece.stop}, the object ends at {piece.start + len(part)}"
-            )
+            raise _ends_before(piece, piece.start + len(part), where)
         data.append(part)
     return data
