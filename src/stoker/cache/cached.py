@@ -172,11 +172,12 @@ class Cached:
         self, live: _Live, home: Home, name: str, ref: ObjectRef, ranges: Sequence[ByteRange], flight: Flight
     ) -> Read:
         """Fetch a small object whole and serve the read; write it in the background, or here when that has too much."""
+        whole = None
         try:
             whole = self._verified(live, name, ref)
-        except BaseException:
-            self._land(live, name, flight)
-            raise
+        finally:
+            if whole is None:
+                self._land(live, name, flight)
         data = bytes(whole.data[0])
         given = iter((data,))
 

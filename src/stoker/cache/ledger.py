@@ -175,8 +175,8 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:  # something failed on the way
+                    with contextlib.suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")

@@ -27,7 +27,7 @@ from stoker.store import connect
 from stoker.store.base import Store
 from stoker.units import format_bytes
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(epilog="Example: stoker index s3://bucket/photos --check --json")

@@ -75,7 +75,7 @@ def _root(
         False, "--version", is_eager=True, callback=_print_version, help="Print the version and stop."
     ),
 ) -> None:
-    """The options before the command's name; `main` reads --debug, a callback answers --version."""
+    """The options of all commands; `main` reads --debug, a callback answers --version."""
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -84,7 +84,9 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given  # taken before and behind the command's name alike
+    given = [word for word in given if word != "--debug"] if debug else given
     signal.signal(signal.SIGTERM, _terminated)
     command = typer.main.get_command(app)
     try:
@@ -105,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except StokerError as error:
-        if "--debug" in given:
+        if debug:
             raise
         print(f"stoker: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

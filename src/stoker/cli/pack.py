@@ -16,7 +16,7 @@ from stoker.pack import PackReport
 from stoker.pack import pack as run_pack
 from stoker.units import format_bytes
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(epilog="Example: stoker pack photos/ s3://bucket/photos --shard-size 256MB")

@@ -28,6 +28,8 @@ def print_json(value: Mapping[str, object]) -> None:
 def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """A two-column table on stdout, readable without colour."""
     table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(overflow="fold")  # a cut path is no path
     for name, value in rows:
         table.add_row(name, value)
     Console(file=sys.stdout, highlight=False).print(table)

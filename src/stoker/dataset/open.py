@@ -12,11 +12,10 @@ from stoker.cache import Cache
 from stoker.dataset.dataset import Dataset
 from stoker.errors import UsageError
 from stoker.events import HERE, Recorder
+from stoker.format import FORMATS
 from stoker.flow import Progress, no_progress
 from stoker.index import open_index
 from stoker.store import StoreOptions, connect, expand
-
-SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 
 def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
@@ -25,7 +24,7 @@ def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     if not given:
         raise UsageError("no URL was given to open", "pass a folder, a bucket URL, a brace pattern or a list of shards")
     expanded = [one for pattern in given for one in expand(pattern)]
-    if len(expanded) == 1 and not expanded[0].split("?")[0].lower().endswith(SHARD_SUFFIXES):
+    if len(expanded) == 1 and not any(kind.owns(expanded[0]) for kind in FORMATS.values()):
         return expanded[0], None
     root = (
         posixpath.commonpath([posixpath.dirname(one) for one in expanded])

@@ -46,7 +46,7 @@ _thread = threading.local()
 
 
 def quiet_pillow() -> None:
-    """Keep Pillow's words about odd files off stderr, in processes that are stoker's own: faults come as SampleError."""
+    """Keep Pillow's words about odd files off stderr, in a process of stoker's own: faults come as SampleError."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
 

@@ -7,6 +7,7 @@ is the same byte for byte.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -112,6 +113,7 @@ def pack(
         recipe = Recipe(
             source, asked.recode, function, on_bad == "skip", compress,
             max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
+            folder is None and function is None and _fits_memory(at_once * layout.shard_bytes_max),
             _Counter(len(source.samples), progress).add,
         )  # fmt: skip
         run = _Run(layout, recipe, journal, target, at_once)
@@ -140,6 +142,11 @@ def _shards_at_once(threads: int, layout: _Layout, target: Store) -> int:
     if not isinstance(innermost(target), HasPaths):
         at_once = min(at_once, memory_bytes_free() // 2 // layout.shard_bytes_max)
     return max(1, at_once)
+
+
+def _fits_memory(count_bytes: int) -> bool:
+    """Whether so many bytes of shards may lie in memory."""
+    return hasattr(os, "memfd_create") and count_bytes <= memory_bytes_free() // 4
 
 
 def _report(target: Store, manifest: Manifest, *, shards_made: int) -> PackReport:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,38 @@ class Made:
     columns: Mapping[str, ColumnValue]
 
 
+class Scratch:
+    """Files without names for shards in the making, so that a kill leaves nothing. Used again, one a thread at a time.
+
+    In memory no disk writes what is thrown away again, and pages are allocated once for all shards.
+    """
+
+    def __init__(self, folder: Path | None, *, in_memory: bool) -> None:
+        self._folder, self._in_memory = folder, in_memory
+        self._idle: deque[BinaryIO] = deque()
+
+    @contextlib.contextmanager
+    def file(self) -> Iterator[BinaryIO]:
+        """A file to write from its beginning; behind what is written anything may lie."""
+        try:
+            file = self._idle.pop()
+        except IndexError:
+            file = self._new()
+        file.seek(0)
+        yield file
+        self._idle.append(file)
+
+    def _new(self) -> BinaryIO:
+        if self._in_memory:
+            return os.fdopen(os.memfd_create("stoker-shard", os.MFD_CLOEXEC), "w+b")
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder))
+
+    def close(self) -> None:
+        """Give everything back."""
+        while self._idle:
+            self._idle.pop().close()
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What every shard of a job has in common."""
@@ -48,7 +83,7 @@ class Recipe:
     compression: str
     readers: int
     """Samples of a shard that are read at once."""
-    scratch: Path | None
+    scratch: Scratch
     on_sample: Callable[[int], None]
     """Told the bytes of every sample that is done."""
 
@@ -128,21 +163,20 @@ def _code(error: StoreError) -> str:
 
 def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: Store) -> Part:
     """Make the shard *key* of *samples* in *target*, whole or not at all."""
-    with tempfile.TemporaryFile(dir=recipe.scratch) as file:
-        entries, findings = _write(recipe, samples, cast(BinaryIO, file))
+    with recipe.scratch.file() as file:
+        entries, findings, size = _write(recipe, samples, file)
         if not entries:
             return Part(None, (), tuple(findings))
         file.flush()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
             digest = digest_of(view)
             target.put(key, view)
-            size = len(view)
     expanded = _expanded_size(entries) if recipe.compression else size
     ref = ObjectRef(key, size, None, digest, recipe.compression, expanded)
     return Part(ref, tuple(entries), tuple(findings))
 
 
-def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO) -> tuple[list[SampleEntry], list[Finding]]:
+def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO) -> tuple[list[SampleEntry], list[Finding], int]:
     writer = WebDatasetWriter(file, compression=recipe.compression)
     entries: list[SampleEntry] = []
     findings: list[Finding] = []
@@ -159,8 +193,7 @@ def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO) -> tuple[l
             key = unique_key(one.key, taken)
             entries.append(SampleEntry(key, writer.add(key, one.fields), one.columns))
         recipe.on_sample(sum(len(data) for one in several for data in one.fields.values()))
-    writer.close()
-    return entries, findings
+    return entries, findings, writer.close()
 
 
 def _expanded_size(entries: Sequence[SampleEntry]) -> int:
