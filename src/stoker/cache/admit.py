@@ -115,15 +115,17 @@ def admit(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Piece
         if by.home.ledger.reserve(by.home.session, name, need, lambda used: refusal(by.home.room(used), need)):
             by.recorder.count("cache.refused")
             return "refused"
+        published = False
         try:
             learned = _fill(by, name, ref, flight, pieces or (lambda: _fetched(by.store, ref)))
-        except BaseException as error:
-            with contextlib.suppress(sqlite3.Error):
-                by.home.ledger.release(name)
-            if isinstance(error, _Stopped):
-                return "stopped"
-            raise
-        by.home.ledger.publish(name, need, url=by.store.url, key=ref.key, digest=learned)
+            by.home.ledger.publish(name, need, url=by.store.url, key=ref.key, digest=learned)
+            published = True
+        except _Stopped:
+            return "stopped"
+        finally:
+            if not published:
+                with contextlib.suppress(sqlite3.Error):
+                    by.home.ledger.release(name)
         by.recorder.count("cache.admitted_bytes", need)
         return "admitted"
 

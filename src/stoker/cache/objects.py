@@ -66,6 +66,8 @@ def fetch_pieces(store: Store, ref: ObjectRef) -> Iterator[bytes]:
         return store.get_ranges(ref.key, [piece], version=ref.version)[0]
 
     pieces = split(ByteRange(0, ref.size), length_bytes_max=PIECE_BYTES)
+    if len(pieces) == 1:
+        return map(one, pieces)  # threads would cost more than a small object
     return parallel_map(one, pieces, workers=PIECES_AT_ONCE)
 
 

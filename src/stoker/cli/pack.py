@@ -40,7 +40,9 @@ def pack(
         None, help="module:function that takes a sample and gives none, one or several."
     ),
     seed: int = typer.Option(0, min=0, help="Decides the order of the samples."),
-    workers: int | None = typer.Option(None, min=1, help="Threads; by default twice the CPUs."),
+    workers: int | None = typer.Option(
+        None, min=1, help="Threads; by default as many as CPUs, more for remote stores."
+    ),
     on_bad: str = typer.Option("fail", help="fail stops at a bad sample, skip leaves it out and tells."),
     compress: str = typer.Option("", help="Compress the shards as a whole: gzip or zstd."),
     scratch: str | None = typer.Option(None, help="Folder for shards in the making; default: the system's."),

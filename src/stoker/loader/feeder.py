@@ -110,7 +110,7 @@ class Feeder:
     def _deliver(self, batch: Batch) -> None:
         now = SYSTEM.monotonic()
         if batch.failure is not None:
-            send(self._link, ("batch", failed(batch.start.generation, batch.failure)))
+            self._tell(failed(batch.start.generation, batch.failure))
             return
         assert batch.slot is not None
         batch.spent("queue", batch.created_s, batch.done_s)
@@ -119,7 +119,14 @@ class Feeder:
             batch.start.generation, batch.epoch, batch.step, batch.slot, len(batch.keys), batch.keys, batch.loose,
             tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(),
         )  # fmt: skip
-        send(self._link, ("batch", told))
+        self._tell(told)
+
+    def _tell(self, news: Delivered | Failed) -> None:
+        """Called by the engine's threads: when nobody listens any more the process has nothing left to do."""
+        try:
+            send(self._link, ("batch", news))
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
 
 
 def failed(generation: int, error: BaseException) -> Failed:

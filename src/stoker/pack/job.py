@@ -25,7 +25,7 @@ from stoker.pack.archive import is_archive
 from stoker.pack.cut import cut_by_count, cut_by_size, shuffled, tar_bytes
 from stoker.pack.journal import Journal, Part
 from stoker.pack.options import SUFFIXES, OnBad, Options
-from stoker.pack.shard import Recipe, build_shard
+from stoker.pack.shard import Recipe, Scratch, build_shard
 from stoker.pack.source import Selection, Source, Wanted, open_source
 from stoker.pack.transform import Encoding, Recode, Transform, load_transform
 from stoker.store import HasPaths, Store, StoreOptions, connect, innermost
@@ -108,16 +108,17 @@ def pack(
         if finished is not None:
             journal.close()
             return _report(target, finished, shards_made=0)
-        threads = min(WORKERS_MAX, 2 * cpus()) if workers is None else workers
+        threads = workers or _threads(source, target)
         at_once = _shards_at_once(threads, layout, target)
-        recipe = Recipe(
-            source, asked.recode, function, on_bad == "skip", compress,
-            max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
-            folder is None and function is None and _fits_memory(at_once * layout.shard_bytes_max),
-            _Counter(len(source.samples), progress).add,
-        )  # fmt: skip
-        run = _Run(layout, recipe, journal, target, at_once)
-        return _report(target, run.finish(described), shards_made=len(run.made))
+        in_memory = folder is None and function is None and _fits_memory(at_once * layout.shard_bytes_max)
+        with Scratch(folder, in_memory=in_memory) as files:
+            recipe = Recipe(
+                source, asked.recode, function, on_bad == "skip", compress,
+                max(threads // at_once, READERS_REMOTE if source.remote else 1), files,
+                _Counter(len(source.samples), progress).add,
+            )  # fmt: skip
+            run = _Run(layout, recipe, journal, target, at_once)
+            return _report(target, run.finish(described), shards_made=len(run.made))
 
 
 def _check_apart(src: str, target: Store) -> None:
@@ -134,6 +135,12 @@ def _sweep(target: Store) -> None:
     bottom = innermost(target)
     if isinstance(bottom, HasPaths):
         sweep(bottom.path("shard").parent)
+
+
+def _threads(source: Source, target: Store) -> int:
+    """As many as there are CPUs; more where most of the time is spent waiting for a server."""
+    waiting = source.remote or not isinstance(innermost(target), HasPaths)
+    return min(WORKERS_MAX, 4 * cpus()) if waiting else cpus()
 
 
 def _shards_at_once(threads: int, layout: _Layout, target: Store) -> int:
@@ -227,7 +234,9 @@ class _Run:
             findings.take(finding)
         skipped = samples = 0
         columns = {**_COLUMNS, **dataset.columns}
-        with IndexWriter(self.target, format="webdataset", columns=columns, scratch=self.recipe.scratch) as index:
+        with IndexWriter(
+            self.target, format="webdataset", columns=columns, scratch=self.recipe.scratch.folder
+        ) as index:
             for part in parallel_map(self._part, range(self.layout.shards), workers=self.at_once):
                 skipped += len(part.findings)
                 for finding in part.findings:

@@ -47,7 +47,7 @@ class Scratch:
     """
 
     def __init__(self, folder: Path | None, *, in_memory: bool) -> None:
-        self._folder, self._in_memory = folder, in_memory
+        self.folder, self._in_memory = folder, in_memory
         self._idle: deque[BinaryIO] = deque()
 
     @contextlib.contextmanager
@@ -57,17 +57,22 @@ class Scratch:
             file = self._idle.pop()
         except IndexError:
             file = self._new()
-        file.seek(0)
-        yield file
+        with contextlib.ExitStack() as undo:
+            undo.callback(file.close)
+            file.seek(0)
+            yield file
+            undo.pop_all()
         self._idle.append(file)
 
     def _new(self) -> BinaryIO:
         if self._in_memory:
             return os.fdopen(os.memfd_create("stoker-shard", os.MFD_CLOEXEC), "w+b")
-        return cast(BinaryIO, tempfile.TemporaryFile(dir=self._folder))
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
 
-    def close(self) -> None:
-        """Give everything back."""
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
         while self._idle:
             self._idle.pop().close()
 
