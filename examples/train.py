@@ -1,4 +1,4 @@
-"""Train on a folder of photos, resume from a checkpoint, and say where the time went. Run it in a folder with photos/."""
+"""Train on photos/, resume from a checkpoint, and say where the time went."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import torch
 import stoker
 
 dataset = stoker.open("photos")
-loader = stoker.Loader(
-    dataset, 32, seed=1, fields={"image": stoker.image.RandomResizedCrop(64, flip=True), "cls": int}
-)
+fields = {"image": stoker.image.RandomResizedCrop(64, flip=True), "cls": int}
+loader = stoker.Loader(dataset, 32, seed=1, fields=fields)
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, 16, 3, stride=2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(),
     torch.nn.Linear(256, len(dataset.classes or ("all",))),
@@ -29,8 +28,6 @@ print(f"epoch {loader.epoch}, loss {loss.item():.3f}")
 print(loader.report())
 loader.close()
 
-with stoker.Loader(
-    dataset, 32, seed=1, fields={"image": stoker.image.RandomResizedCrop(64, flip=True), "cls": int}
-) as resumed:
+with stoker.Loader(dataset, 32, seed=1, fields=fields) as resumed:
     resumed.load_state_dict(torch.load("checkpoint.pt", weights_only=True)["data"])
     print("resumed at", resumed.state_dict())

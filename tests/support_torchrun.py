@@ -1,4 +1,4 @@
-"""One rank of a gloo job: draws an epoch over `torchrun`, gathers the sample numbers of all ranks, rank 0 prints them."""
+"""One rank of a gloo job: draws an epoch under torchrun; rank 0 prints the sample numbers of all ranks."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import boto3
 import psutil
@@ -138,6 +140,47 @@ def test_a_large_object_goes_in_parts_and_leaves_none(moto: Server, monkeypatch:
             except TransientError:
                 failed += 1
     assert failed and moto.open_uploads("tests") == []
+
+
+def test_a_server_that_falls_silent(moto: Server) -> None:
+    """An answer that does not come within the read timeout is a transient timeout, not an endless wait."""
+    url = fresh_prefix(moto)
+    connect(url, options=options_for(moto)).put("x", b"1")
+    with FaultProxy("127.0.0.1", moto.port, FaultPlan(latency_s=1.0)) as proxy:
+        options = replace(options_for(moto, endpoint=proxy.endpoint), read_timeout_s=0.2)
+        store = connect(url, options=options)
+        assert isinstance(store, Wrapper)
+        with pytest.raises(TransientError, match="'x'") as caught:
+            store.inner.get("x")
+        assert caught.value.reason == "timeout"
+
+
+def test_credentials_from_a_profile(juicefs: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile of ~/.aws signs requests; anonymous requests are refused by the same server."""
+    (tmp_path / "credentials").write_text(
+        f"[team]\naws_access_key_id = {juicefs.access_key}\naws_secret_access_key = {juicefs.secret_key}\n"
+    )
+    (tmp_path / "config").write_text("[profile team]\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", juicefs.endpoint)
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    url = fresh_prefix(juicefs)
+    store = connect(url)
+    store.put("x", b"by profile")
+    assert store.get("x") == b"by profile"
+    monkeypatch.setenv("AWS_ANONYMOUS", "true")
+    with pytest.raises(AccessError, match="AccessDenied"):
+        connect(url).get("x")
+
+
+def test_credentials_from_the_environment(juicefs: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that a server's `environment` names are all that a store needs."""
+    for name, value in juicefs.environment().items():
+        monkeypatch.setenv(name, value)
+    store = connect(fresh_prefix(juicefs))
+    store.put("x", b"1")
+    assert store.get("x") == b"1"
 
 
 def test_buckets_that_do_not_exist(moto: Server) -> None:

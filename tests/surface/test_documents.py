@@ -1,4 +1,4 @@
-"""What the documents say is true: every Python block runs, and the README's ten lines run as a script and in a notebook."""
+"""What the documents say is true: every Python block runs; the README's lines run as a script and in a notebook."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def server(photos: Path) -> Iterator[Server]:
     """An S3 server whose bucket `bucket` holds them, packed, under `photos`."""
     with moto_server() as running:
         running.make_bucket("bucket")
-        options = StoreOptions(
-            endpoint=running.endpoint, access_key=running.access_key, secret_key=running.secret_key
-        )
+        options = StoreOptions(endpoint=running.endpoint, access_key=running.access_key, secret_key=running.secret_key)
         pack(str(photos), "s3://bucket/photos", options=options, shard_size=200_000)
         yield running
 
@@ -60,8 +58,8 @@ def run(code: str, folder: Path, server: Server) -> str:
     script = folder / "script.py"
     script.write_text(code)
     done = subprocess.run(
-        [sys.executable, script], cwd=folder, env={**os.environ, **server.environment()}, capture_output=True, text=True,
-        check=False, timeout=120,
+        [sys.executable, script], cwd=folder, env={**os.environ, **server.environment()},
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -115,7 +113,14 @@ def test_the_commands_of_a_document_run(document: Path, place: Path, server: Ser
         for line in block.splitlines():
             if line.startswith("$ stoker "):
                 done = subprocess.run(
-                    line[2:], shell=True, cwd=place, env=environ, capture_output=True, text=True, check=False, timeout=120
+                    line[2:],
+                    shell=True,
+                    cwd=place,
+                    env=environ,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=120,
                 )
                 assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 

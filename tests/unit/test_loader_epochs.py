@@ -158,7 +158,7 @@ def test_a_mirror_resumes(loader: stoker.Loader, tmp_path: Path) -> None:
 
 def test_an_epoch_of_no_steps_says_what_would_fit(dataset: stoker.Dataset) -> None:
     """A batch larger than the dataset is an error with a number that works."""
-    with pytest.raises(UsageError, match="0 steps.*\n.*batch_size=50"):
+    with pytest.raises(UsageError, match=r"0 steps.*\n.*batch_size=50"):
         stoker.Loader(dataset, 51, fields={"cls": int})
 
 

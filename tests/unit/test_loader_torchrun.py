@@ -12,6 +12,7 @@ import pytest
 import stoker
 from support_dataset import write_shards
 
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -20,7 +21,7 @@ def test_two_ranks_share_an_epoch(tmp_path: Path) -> None:
     """Rank and world size come from torch.distributed; steps interleave to the permutation; both states are equal."""
     folder = write_shards(tmp_path / "data", 64)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TESTS / "support_torchrun.py"), str(folder)],
+        [*LAUNCH, str(TESTS / "support_torchrun.py"), str(folder)],
         capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

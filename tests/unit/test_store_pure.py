@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import MissingExtraError, UsageError
 from stoker.store import ByteRange, StoreOptions, TreeDigest, connect, digest_of, expand, innermost, parse
+from stoker.store.clients import make_client
 from stoker.store.digest import BLOCK_BYTES
 from stoker.store.objects import Objects
 from stoker.store.ranges import coalesce, covering, split
@@ -213,6 +214,15 @@ def test_options_come_from_the_environment() -> None:
     assert StoreOptions(access_key="a").completed({"AWS_PROFILE": "sso"}).profile is None
     with pytest.raises(UsageError, match="AWS_SKIP_SIGNATURE"):
         StoreOptions().completed({"AWS_SKIP_SIGNATURE": "maybe"})
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "http", "https"])
+@pytest.mark.parametrize("anonymous", [True, False])
+def test_clients_of_every_scheme_are_made(scheme: str, anonymous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every remote scheme has a client, which makes no request before it is used."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    options = StoreOptions(anonymous=anonymous, requester_pays=True).completed({})
+    assert type(make_client(scheme, "place", options)).__name__.endswith("Store")
 
 
 def test_a_profile_without_boto3_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from stoker.cache.ledger import Ledger, Totals
 from stoker.cache.locks import is_locked
 from stoker.cache.objects import Objects
 from stoker.cache.policy import entry_name
-from stoker.cache.warm import WORKERS, Shards, WarmReport, warm
+from stoker.cache.warm import Shards, WarmReport, warm
 from stoker.errors import CacheError
 from stoker.events import SILENT, Recorder
 from stoker.flow import Progress, no_progress
@@ -98,7 +98,7 @@ class Cache:
             home = self._home()
             if home.read_only:
                 raise CacheError(f"cache {self.path} is read-only", "warm it where it can be written")
-            return warm(home, dataset, workers=workers or WORKERS, progress=progress, recorder=recorder)
+            return warm(home, dataset, workers=workers, progress=progress, recorder=recorder)
         except sqlite3.Error as error:
             raise CacheError(
                 f"cache {self.path}: the ledger failed: {error}", "delete ledger.sqlite: it is rebuilt"

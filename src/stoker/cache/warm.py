@@ -13,9 +13,11 @@ from stoker.clock import SYSTEM, Clock
 from stoker.events import Recorder
 from stoker.flow import Progress, parallel_map
 from stoker.index.entry import ObjectRef
-from stoker.store.base import Store
+from stoker.store.base import HasPaths, Store
+from stoker.store.wrap import innermost
 
-WORKERS = 8
+WORKERS_LOCAL, WORKERS_REMOTE = 4, 16
+"""Objects brought in side by side: of files, more threads only get in each other's way; of a server, they hide latency."""
 ELSEWHERE_S_MAX = 0.25
 """Longest pause between two looks at an object that another process brings in."""
 
@@ -48,7 +50,7 @@ class WarmReport:
 
 
 def warm(
-    home: Home, dataset: Shards, *, workers: int, progress: Progress, recorder: Recorder, clock: Clock = SYSTEM
+    home: Home, dataset: Shards, *, workers: int | None, progress: Progress, recorder: Recorder, clock: Clock = SYSTEM
 ) -> WarmReport:
     """Bring every object in that has room. The first failure of the store or the disk ends it."""
     by = Admitter(home, dataset.store, recorder, lambda: False)
@@ -61,7 +63,8 @@ def warm(
     def one(ref: ObjectRef) -> tuple[Outcome, int]:
         return _until_settled(by, ref, clock), ref.expanded_size if ref.compression else ref.size
 
-    for done, (outcome, length) in enumerate(parallel_map(one, wanted, workers=workers), 1):
+    usual = WORKERS_LOCAL if isinstance(innermost(dataset.store), HasPaths) else WORKERS_REMOTE
+    for done, (outcome, length) in enumerate(parallel_map(one, wanted, workers=workers or usual), 1):
         count[outcome] = count.get(outcome, 0) + 1
         size[outcome] = size.get(outcome, 0) + length
         progress(done, total, sum(size.values()))

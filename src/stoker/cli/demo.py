@@ -206,7 +206,7 @@ class _Network:
     def step(self, batch: dict[str, Any]) -> None:
         """One training step."""
         self._model.train()
-        loss = self._torch.nn.functional.cross_entropy(self._model(self._input(batch["image"])), batch["cls"])
+        loss: Any = self._torch.nn.functional.cross_entropy(self._model(self._input(batch["image"])), batch["cls"])
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()

@@ -60,7 +60,8 @@ def divide(dataset: Dataset) -> Division:
         keys = frozenset(dataset.index.key(i) for i in range(len(dataset)))
         return Division(keys, frozenset(), ())
     labels = dataset.index.column("cls").to_numpy()
-    train, held = set(), set()
+    train: set[str] = set()
+    held: set[str] = set()
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         for place, sample in enumerate(members):

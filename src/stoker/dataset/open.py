@@ -12,8 +12,8 @@ from stoker.cache import Cache
 from stoker.dataset.dataset import Dataset
 from stoker.errors import UsageError
 from stoker.events import HERE, Recorder
-from stoker.format import FORMATS
 from stoker.flow import Progress, no_progress
+from stoker.format import FORMATS
 from stoker.index import open_index
 from stoker.store import StoreOptions, connect, expand
 
