@@ -7,7 +7,6 @@ is the same byte for byte.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +24,7 @@ from stoker.pack.archive import is_archive
 from stoker.pack.cut import cut_by_count, cut_by_size, shuffled, tar_bytes
 from stoker.pack.journal import Journal, Part
 from stoker.pack.options import SUFFIXES, OnBad, Options
-from stoker.pack.shard import Recipe, Scratch, build_shard
+from stoker.pack.shard import Recipe, build_shard
 from stoker.pack.source import Selection, Source, Wanted, open_source
 from stoker.pack.transform import Encoding, Recode, Transform, load_transform
 from stoker.store import HasPaths, Store, StoreOptions, connect, innermost
@@ -86,7 +85,8 @@ def pack(
     Killed at any moment and called again with the same arguments, it does what is missing and ends with the same bytes.
     Bad samples stop it (`on_bad="fail"`: SampleError or StoreError) or are left out and listed in the report ("skip").
     UsageError when *dst* holds something else, or a pack with other options. *shard_size* defaults to 256 MB; *scratch*
-    is a folder for shards in the making (default: the system's); *progress* is told samples, not shards.
+    is a folder for shards on their way to a remote store and for expanded archives (default: the system's); *progress*
+    is told samples, not shards.
     """
     name, function = load_transform(transform)
     if shards is None and shard_size is None:
@@ -110,15 +110,13 @@ def pack(
             return _report(target, finished, shards_made=0)
         threads = workers or _threads(source, target)
         at_once = _shards_at_once(threads, layout, target)
-        in_memory = folder is None and function is None and _fits_memory(at_once * layout.shard_bytes_max)
-        with Scratch(folder, in_memory=in_memory) as files:
-            recipe = Recipe(
-                source, asked.recode, function, on_bad == "skip", compress,
-                max(threads // at_once, READERS_REMOTE if source.remote else 1), files,
-                _Counter(len(source.samples), progress).add,
-            )  # fmt: skip
-            run = _Run(layout, recipe, journal, target, at_once)
-            return _report(target, run.finish(described), shards_made=len(run.made))
+        recipe = Recipe(
+            source, asked.recode, function, on_bad == "skip", compress,
+            max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
+            _Counter(len(source.samples), progress).add,
+        )  # fmt: skip
+        run = _Run(layout, recipe, journal, target, at_once)
+        return _report(target, run.finish(described), shards_made=len(run.made))
 
 
 def _check_apart(src: str, target: Store) -> None:
@@ -149,11 +147,6 @@ def _shards_at_once(threads: int, layout: _Layout, target: Store) -> int:
     if not isinstance(innermost(target), HasPaths):
         at_once = min(at_once, memory_bytes_free() // 2 // layout.shard_bytes_max)
     return max(1, at_once)
-
-
-def _fits_memory(count_bytes: int) -> bool:
-    """Whether so many bytes of shards may lie in memory."""
-    return hasattr(os, "memfd_create") and count_bytes <= memory_bytes_free() // 4
 
 
 def _report(target: Store, manifest: Manifest, *, shards_made: int) -> PackReport:
@@ -234,9 +227,7 @@ class _Run:
             findings.take(finding)
         skipped = samples = 0
         columns = {**_COLUMNS, **dataset.columns}
-        with IndexWriter(
-            self.target, format="webdataset", columns=columns, scratch=self.recipe.scratch.folder
-        ) as index:
+        with IndexWriter(self.target, format="webdataset", columns=columns, scratch=self.recipe.scratch) as index:
             for part in parallel_map(self._part, range(self.layout.shards), workers=self.at_once):
                 skipped += len(part.findings)
                 for finding in part.findings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import io
 import mmap
-import os
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,11 @@ from stoker.pack.cut import clean_key, unique_key
 from stoker.pack.journal import Part
 from stoker.pack.source import Source, Wanted
 from stoker.pack.transform import Recode, Sample, Transform, encode_fields, run_transform
-from stoker.store import Store, digest_of
+from stoker.store import HasPaths, Store, TreeDigest, innermost
+from stoker.store.atomic import whole_file, write_all
 
+WRITE_BYTES = 1 << 19
+"""What goes to the file and the digest at a time, at least."""
 FIELD_BYTES_MAX = 4 << 30
 """One file of a sample: it is held in memory while it is copied."""
 
@@ -40,43 +42,6 @@ class Made:
     columns: Mapping[str, ColumnValue]
 
 
-class Scratch:
-    """Files without names for shards in the making, so that a kill leaves nothing. Used again, one a thread at a time.
-
-    In memory no disk writes what is thrown away again, and pages are allocated once for all shards.
-    """
-
-    def __init__(self, folder: Path | None, *, in_memory: bool) -> None:
-        self.folder, self._in_memory = folder, in_memory
-        self._idle: deque[BinaryIO] = deque()
-
-    @contextlib.contextmanager
-    def file(self) -> Iterator[BinaryIO]:
-        """A file to write from its beginning; behind what is written anything may lie."""
-        try:
-            file = self._idle.pop()
-        except IndexError:
-            file = self._new()
-        with contextlib.ExitStack() as undo:
-            undo.callback(file.close)
-            file.seek(0)
-            yield file
-            undo.pop_all()
-        self._idle.append(file)
-
-    def _new(self) -> BinaryIO:
-        if self._in_memory:
-            return os.fdopen(os.memfd_create("stoker-shard", os.MFD_CLOEXEC), "w+b")
-        return cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
-
-    def __enter__(self) -> Scratch:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        while self._idle:
-            self._idle.pop().close()
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What every shard of a job has in common."""
@@ -88,7 +53,8 @@ class Recipe:
     compression: str
     readers: int
     """Samples of a shard that are read at once."""
-    scratch: Scratch
+    scratch: Path | None
+    """Folder for shards in the making on their way to a remote store; None: the system's."""
     on_sample: Callable[[int], None]
     """Told the bytes of every sample that is done."""
 
@@ -166,23 +132,58 @@ def _code(error: StoreError) -> str:
     return "changed" if isinstance(error, ChangedError) else "unreadable"
 
 
+class _Tee(io.RawIOBase):
+    """Writes on to a file, and keeps the digest of all that went through."""
+
+    def __init__(self, file: BinaryIO, where: str) -> None:
+        self.digest = TreeDigest()
+        self._file, self._where = file, where
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """All of *data*."""
+        view = memoryview(data)
+        self.digest.update(view)
+        try:
+            write_all(self._file, view)
+        except OSError as error:
+            hint = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+            raise StoreError(f"{self._where}: {error.strerror}", hint) from error
+        return view.nbytes
+
+
 def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: Store) -> Part:
-    """Make the shard *key* of *samples* in *target*, whole or not at all."""
-    with recipe.scratch.file() as file:
-        entries, findings, size = _write(recipe, samples, file)
-        if not entries:
-            return Part(None, (), tuple(findings))
-        file.flush()
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            digest = digest_of(view)
-            target.put(key, view)
-    expanded = _expanded_size(entries) if recipe.compression else size
-    ref = ObjectRef(key, size, None, digest, recipe.compression, expanded)
-    return Part(ref, tuple(entries), tuple(findings))
+    """Make the shard *key* of *samples* in *target*, whole or not at all.
+
+    In a folder it grows under a temporary name; on its way to a remote store it lies in a file without any.
+    """
+    bottom = innermost(target)
+    where = f"{target.url}/{key}"
+    if isinstance(bottom, HasPaths):
+        kept: list[Part] = []
+
+        def publish(temporary: Path, to: Path) -> None:
+            if kept[0].shard is not None:
+                temporary.replace(to)
+
+        with whole_file(bottom.path(key), publish=publish) as growing:
+            kept.append(_write(recipe, samples, growing, key, where))
+        return kept[0]
+    with tempfile.TemporaryFile(dir=recipe.scratch, buffering=0) as file:
+        part = _write(recipe, samples, cast(BinaryIO, file), key, where)
+        if part.shard is not None:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                target.put(key, view)
+    return part
 
 
-def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO) -> tuple[list[SampleEntry], list[Finding], int]:
-    writer = WebDatasetWriter(file, compression=recipe.compression)
+def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, where: str) -> Part:
+    """The shard's bytes into *file*, and what they are."""
+    tee = _Tee(file, where)
+    out = io.BufferedWriter(tee, WRITE_BYTES)
+    writer = WebDatasetWriter(cast(BinaryIO, out), compression=recipe.compression)
     entries: list[SampleEntry] = []
     findings: list[Finding] = []
     taken: set[str] = set()
@@ -195,10 +196,16 @@ def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO) -> tuple[l
             recipe.on_sample(0)
             continue
         for one in several:
-            key = unique_key(one.key, taken)
-            entries.append(SampleEntry(key, writer.add(key, one.fields), one.columns))
+            unique = unique_key(one.key, taken)
+            entries.append(SampleEntry(unique, writer.add(unique, one.fields), one.columns))
         recipe.on_sample(sum(len(data) for one in several for data in one.fields.values()))
-    return entries, findings, writer.close()
+    if not entries:
+        return Part(None, (), tuple(findings))
+    size = writer.close()
+    out.flush()
+    expanded = _expanded_size(entries) if recipe.compression else size
+    ref = ObjectRef(key, size, None, tee.digest.hexdigest(), recipe.compression, expanded)
+    return Part(ref, tuple(entries), tuple(findings))
 
 
 def _expanded_size(entries: Sequence[SampleEntry]) -> int:
