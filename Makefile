@@ -20,6 +20,7 @@ check: .venv/.ready
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 	$(PY) tools/sizes.py
+	$(PY) tools/changelog.py --check
 
 crash: .venv/.ready
 	STOKER_CRASH_POINTS=50 $(PY) -m pytest tests/crash
@@ -27,8 +28,15 @@ crash: .venv/.ready
 bench: .venv/.ready
 	$(PY) bench/run.py
 
+bench-env:
+	tools/bench-env.sh
+
+docs: .venv/.ready
+	$(PY) tools/changelog.py
+	$(PY) -m pytest tests/surface/test_documents.py
+
 constraints: .venv/.ready
 	.venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
 
 clean:
-	rm -rf .venv .venv-interop .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-interop .venv-bench .mypy_cache .ruff_cache build dist

@@ -272,6 +272,15 @@ def test_webp_sizes_are_read_from_every_kind() -> None:
         assert header is not None and (header.height, header.width) == (50, 41)
 
 
+def test_a_progressive_jpeg_of_countless_scans_is_refused() -> None:
+    """A small file cannot keep a decoder busy for hours by repeating a scan; an honest progressive one is decoded."""
+    honest = support.encode(support.photo(64, 64, 1), "JPEG", progressive=True)
+    assert image.Image().decode(honest, None, 0).shape == (64, 64, 3)
+    last = honest[honest.rindex(b"\xff\xda") : -2]
+    with pytest.raises(SampleError, match="scans, allowed are 500"):
+        image.Image().decode(honest[:-2] + last * 1000 + honest[-2:], None, 0)
+
+
 def test_damage_to_a_png_is_named() -> None:
     """A flipped bit in the pixel data, and pixel data with a wrong Adler sum, are told apart from a good file."""
     raw = bytearray(support.encode(support.photo(50, 41, 1), "PNG"))

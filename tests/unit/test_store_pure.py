@@ -212,6 +212,7 @@ def test_options_come_from_the_environment() -> None:
     assert (plain.endpoint, plain.anonymous, plain.path_style, plain.allow_http) == ("https://c", False, False, False)
     assert StoreOptions().completed({"AWS_PROFILE": "sso"}).profile == "sso"
     assert StoreOptions(access_key="a").completed({"AWS_PROFILE": "sso"}).profile is None
+    assert StoreOptions().completed({"AWS_PROFILE": "sso", "AWS_ACCESS_KEY_ID": "a"}).profile is None
     with pytest.raises(UsageError, match="AWS_SKIP_SIGNATURE"):
         StoreOptions().completed({"AWS_SKIP_SIGNATURE": "maybe"})
 

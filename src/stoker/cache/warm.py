@@ -17,7 +17,7 @@ from stoker.store.base import HasPaths, Store
 from stoker.store.wrap import innermost
 
 WORKERS_LOCAL, WORKERS_REMOTE = 4, 16
-"""Objects brought in side by side: of files, more threads only get in each other's way; of a server, they hide latency."""
+"""Objects brought in side by side: of files, more threads only get in the way; of a server, they hide latency."""
 ELSEWHERE_S_MAX = 0.25
 """Longest pause between two looks at an object that another process brings in."""
 

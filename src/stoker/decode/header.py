@@ -14,6 +14,9 @@ from stoker.errors import SampleError
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _SOF_FAST = {0xC0, 0xC1, 0xC2}  # baseline, extended, progressive: what libjpeg-turbo decodes to 8 bits
+_SOF_PROGRESSIVE = 0xC2
+SCANS_MAX = 500
+"""Scans of a progressive JPEG: each goes over the whole picture, so a small file could take hours. Usual are ten."""
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC share the range but start no frame
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 _ORIENTATION = 0x0112
@@ -78,12 +81,21 @@ def _jpeg(raw: bytes | memoryview) -> Header | None:
             if at + 10 > end:
                 return None
             bits, height, width, components = struct.unpack_from(">BHHB", raw, at + 4)
+            if marker == _SOF_PROGRESSIVE:
+                _check_scans(raw)
             fast = marker in _SOF_FAST and bits == 8 and components in (1, 3) and height > 0 and width > 0
             return Header(height, width, orientation, fast)
         if marker == 0xE1 and bytes(raw[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = exif_orientation(raw[at + 4 : at + 2 + length])
         at += 2 + length
     return None
+
+
+def _check_scans(raw: bytes | memoryview) -> None:
+    """SampleError for a progressive JPEG of more than SCANS_MAX scans. Within a scan no byte FF is followed by DA."""
+    scans = bytes(raw).count(b"\xff\xda")
+    if scans > SCANS_MAX:
+        raise SampleError(f"image: a progressive JPEG of {scans} scans, allowed are {SCANS_MAX}")
 
 
 def _webp(start: bytes) -> Header | None:

@@ -39,7 +39,8 @@ class StoreOptions:
         """These options, with what is None taken from the AWS variables of *environment*."""
         endpoint = self.endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
         region = self.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-        profile = self.profile or (None if self.access_key else environment.get("AWS_PROFILE")) or None
+        has_keys = self.access_key or environment.get("AWS_ACCESS_KEY_ID")  # these win over AWS_PROFILE, as in boto3
+        profile = self.profile or (None if has_keys else environment.get("AWS_PROFILE")) or None
         anonymous = self.anonymous
         if anonymous is None:
             anonymous = any(_flag(environment, name) for name in ("AWS_ANONYMOUS", "AWS_SKIP_SIGNATURE"))
