@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import boto3
@@ -140,6 +142,45 @@ def test_a_large_object_goes_in_parts_and_leaves_none(moto: Server, monkeypatch:
             except TransientError:
                 failed += 1
     assert failed and moto.open_uploads("tests") == []
+
+
+def test_a_range_past_the_end_is_not_tried_again(moto: Server) -> None:
+    """What cannot be cured costs one request and says both lengths."""
+    events = Events()
+    store = connect(fresh_prefix(moto), options=options_for(moto), recorder=events)
+    store.put("ten", b"0123456789")
+    with pytest.raises(StoreError, match="'ten' holds 10 bytes, asked for bytes 5 to 11"):
+        store.get_ranges("ten", [ByteRange(5, 11)])
+    assert events.totals()["store.requests"] == 2 and "store.retries" not in events.totals()
+
+
+class _Stingy(BaseHTTPRequestHandler):
+    """Answers every range, in good order, with less than was asked."""
+
+    def do_GET(self) -> None:
+        self.send_response_only(206)
+        self.send_header("Content-Range", "bytes 0-4/100")
+        self.send_header("Content-Length", "5")
+        self.send_header("Last-Modified", "Mon, 30 Nov 2026 08:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(b"01234")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name is http.server's
+        """Say nothing."""
+
+
+def test_a_server_that_gives_less_than_asked() -> None:
+    """An answer that is short in good order is found out by its length."""
+    with HTTPServer(("127.0.0.1", 0), _Stingy) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        store = connect(f"http://127.0.0.1:{server.server_address[1]}/p")
+        assert isinstance(store, Wrapper)
+        with pytest.raises(TransientError, match="expected 10 bytes, found 5") as caught:
+            store.inner.get_ranges("x", [ByteRange(0, 10)])
+        server.shutdown()
+        thread.join()
+    assert caught.value.reason == "short_body"
 
 
 def test_a_server_that_falls_silent(moto: Server) -> None:

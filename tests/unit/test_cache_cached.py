@@ -487,6 +487,25 @@ def test_closing_in_mid_admission_leaves_nothing(tmp_path: Path, big: Memory) ->
     assert threading.active_count() == before
 
 
+def test_readers_of_one_process_share_the_work(tmp_path: Path, big: Memory) -> None:
+    """Two readers and a warm-up of the same objects in one process fetch each object whole once."""
+    store, cache = Gated(big), Cache(tmp_path / "c")
+    refs = refs_of(big)
+    readers = [cache.objects(store) for _ in range(2)]
+    for objects in readers:
+        for ref in refs:
+            check(big, objects, ref, ONE)
+    warming = threading.Thread(target=cache.warm, args=(Dataset(store, refs),))
+    warming.start()
+    until(lambda: len([1 for name in files_in(cache, "tmp") if name]) == 2)
+    store.open.set()
+    warming.join()
+    for objects in readers:
+        objects.close()
+    whole = [key for key, piece in store.ranges if piece.start == 0 and len(piece) > 100]
+    assert sorted(whole) == ["a", "b"] and cache.status().entries == 2
+
+
 def test_many_threads_one_cold_cache(tmp_path: Path) -> None:
     """Eight threads over one reader get right bytes everywhere, and each object is fetched whole once."""
     memory = stored({f"o{n}": 2_000_000 + n for n in range(10)})
