@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 import stoker
+from stoker.cli.servers import Server, moto_server
+from stoker.store import StoreOptions, connect
 from support_dataset import write_shards
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support_train.py"
@@ -29,10 +32,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("data"), SAMPLES, shards=4)
 
 
-def start(folder: Path, box: Path, *options: str) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    """An S3 server that holds the shards in s3://bucket/data."""
+    with moto_server() as running:
+        running.make_bucket("bucket")
+        options = StoreOptions(endpoint=running.endpoint, access_key=running.access_key, secret_key=running.secret_key)
+        store = connect("s3://bucket/data", options=options)
+        for path in folder.glob("*.tar"):
+            store.put(path.name, path.read_bytes())
+        yield running
+
+
+def start(url: Path | str, box: Path, *options: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A training process that has begun."""
-    command = [sys.executable, str(SUPPORT), str(folder), str(box / "log"), str(box / "state"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, str(SUPPORT), str(url), str(box / "log"), str(box / "state"), *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -82,6 +99,30 @@ def test_a_killed_trainer_resumes_exactly(folder: Path, tmp_path: Path, point: i
     assert last.returncode == 0, words
     check_exact(folder, tmp_path)
     assert set(os.listdir("/dev/shm")) == shm
+
+
+@pytest.mark.parametrize("point", range(POINTS))
+def test_a_trainer_killed_while_its_cache_fills_leaves_nothing_behind(
+    folder: Path, server: Server, tmp_path: Path, point: int
+) -> None:
+    """From S3 through a cache, killed twice: exact order, whole entries only, no temporaries, no open uploads."""
+    draw, cache = random.Random(2000 + point), tmp_path / "cache"
+    for _ in range(2):
+        process = start("s3://bucket/data", tmp_path, "--cache", str(cache), environ=server.environment())
+        feeder = feeder_of(process)
+        wait_for(len(batches(tmp_path)) + draw.randrange(0, 12), tmp_path, process)
+        process.kill()
+        process.communicate()
+        psutil.wait_procs([feeder], GONE_S_MAX)
+        assert not feeder.is_running()
+    last = start("s3://bucket/data", tmp_path, "--cache", str(cache), environ=server.environment())
+    _, words = last.communicate(timeout=60)
+    assert last.returncode == 0, words
+    check_exact(folder, tmp_path)
+    assert list((cache / "tmp").iterdir()) == []
+    shards = {path.read_bytes() for path in folder.glob("*.tar")}
+    assert {entry.read_bytes() for entry in (cache / "objects").glob("*/*")} <= shards
+    assert server.open_uploads("bucket") == []
 
 
 @pytest.mark.parametrize("point", range(POINTS))

@@ -81,6 +81,7 @@ def demo(
         raise UsageError("--rate goes with --model none: the network sets its own rate")
     plan = Plan(epochs, batch, "cnn" if model == "cnn" else "none", rate, shuffle_labels)
     with tempfile.TemporaryDirectory(prefix="stoker-demo-") as box:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", box)  # torch makes this folder when an optimizer is made
         outcome = _run(Path(box), data, label, plan)
     _show(outcome, as_json=as_json)
 
