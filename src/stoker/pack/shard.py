@@ -1,4 +1,4 @@
-"""Building one shard: read its samples, transform them, write the tar to scratch, put it whole, say what it holds."""
+"""Building one shard: read its samples, transform them, write the tar, make it appear whole, say what it holds."""
 
 from __future__ import annotations
 
