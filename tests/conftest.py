@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time: a red run is a fact about the change, not about luck. Deadlines are for quiet machines.
+settings.register_profile("stoker", derandomize=True, deadline=None)
+settings.load_profile("stoker")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stoker.pack
 from stoker.decode import Image
 from stoker.errors import ChangedError, NotFoundError, SampleError, ShardError, StoreError, UsageError
 from stoker.index import Index
-from stoker.pack import PackReport, pack
+from stoker.pack import pack
 from stoker.store import Local, digest_of
 from support_decode import encode, photo
 from support_pack import by_source, make_photos, packed, tree
@@ -380,12 +379,6 @@ def test_wrong_options_are_usage_errors(photos: Path, tmp_path: Path, options: d
     with pytest.raises(UsageError):
         pack(photos, tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_room_can_be_called(photos: Path, tmp_path: Path) -> None:
-    """`stoker.pack(src, dst)` is the function, although the package has the same name."""
-    report = stoker.pack(photos, tmp_path / "out", shards=1)  # type: ignore[operator]
-    assert isinstance(report, PackReport) and json.dumps(report.to_dict())
 
 
 def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

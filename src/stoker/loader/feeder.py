@@ -23,7 +23,7 @@ import traceback
 import numpy as np
 
 from stoker.clock import SYSTEM
-from stoker.decode import prepare
+from stoker.decode import prepare, quiet_pillow
 from stoker.events import HERE
 from stoker.loader.batch import Batch, Delivered, Failed
 from stoker.loader.collate import Collator
@@ -154,6 +154,7 @@ def main(arguments: list[str]) -> int:
         sys.path[:] = path
         yield_to_trainer()
         job: Job = pickle.loads(data)
+        quiet_pillow()
         prepare([decoder for _, decoder in job.fields])
         single_threaded()
         feeder = Feeder(link, job)

@@ -167,7 +167,12 @@ class Local:
         """Sort key, name and whether it is a folder; None for what a list does not show."""
         if entry.is_symlink() and not self._inside(Path(entry.path)):
             return None
-        is_folder = entry.is_dir()
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None  # a link that leads to itself is no object
         key = f"{base}{entry.name}/" if is_folder else base + entry.name
         if is_folder:
             wanted = key.startswith(prefix) or prefix.startswith(key)

@@ -31,7 +31,9 @@ Result = TypeVar("Result")
 
 ONE_PUT_BYTES_MAX = 512 * 10**6
 """Objects up to this size are written by one request; it holds the object in memory."""
-_PART_BYTES_MIN, _PARTS_MAX, _PARTS_AT_ONCE = 64 << 20, 9_000, 4
+_PART_BYTES_MIN, _PARTS_MAX = 64 << 20, 9_000
+_PARTS_AT_ONCE = 1
+"""When a part fails, obstore aborts the upload; a part that is in flight meanwhile can bring it back to life (seen)."""
 
 
 class Objects:

@@ -11,6 +11,7 @@ from stoker.store.transient import transient
 
 _STATUS = re.compile(r"status(?:\scode)?:?\s*(?:code:\s*)?(\d{3})", re.IGNORECASE)
 _CODE, _WORDS = re.compile(r"<Code>(.*?)</Code>"), re.compile(r"<Message>(.*?)</Message>")
+_SHORT = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+")
 _MESSAGE_MAX = 400
 _RESET = (
     "connection reset", "connection closed", "broken pipe", "incompletemessage", "incomplete message",
@@ -50,6 +51,8 @@ def house_error(where: str, error: Exception) -> StoreError:
         return StoreError(
             f"{where}: the server answers a range with the whole object", "use a server that honours ranges"
         )
+    if _SHORT.search(text):
+        return transient(f"{where}: short answer: {text}", "short_body")
     return _generic(where, text, str(error))
 
 

@@ -42,6 +42,8 @@ class FaultPlan:
     """One byte of the body is another."""
     whole_rate: float = 0.0
     """A range is answered 200 with the whole object."""
+    methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST", "DELETE")
+    """Requests of other methods pass unharmed, if slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,16 @@ class FaultProxy:
         with self._lock:
             self.sent_bytes[path.partition("?")[0]] += count
 
-    def draw(self) -> _Faults:
+    def draw(self, method: str) -> _Faults:
         """The faults of the next request."""
         with self._lock:
             plan, drawn = self.plan, [self._random.random() for _ in range(6)]
             self.counts["requests"] += 1
         rates = (plan.unavailable_rate, plan.reset_rate, plan.truncate_rate, plan.corrupt_rate, plan.whole_rate)
-        unavailable, reset, cut, corrupt, whole = (chance < rate for chance, rate in zip(drawn[:5], rates, strict=True))
+        harmed = method in plan.methods
+        unavailable, reset, cut, corrupt, whole = (
+            harmed and chance < rate for chance, rate in zip(drawn[:5], rates, strict=True)
+        )
         return _Faults(unavailable, reset, cut, corrupt, whole, where=drawn[5])
 
     def pace(self, count: int) -> None:
@@ -163,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             self.close_connection = True  # the client went away in mid-request
             return
-        faults = self.owner.draw()
+        faults = self.owner.draw(self.command)
         time.sleep(self.owner.plan.latency_s)
         if faults.unavailable:
             self._unavailable()
@@ -233,8 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
         for at in range(0, len(body), _PIECE_BYTES):
             piece = body[at : at + _PIECE_BYTES]
             self.owner.pace(len(piece))
-            self.wfile.write(piece)
             self.owner.count_sent(self.path, len(piece))
+            self.wfile.write(piece)
 
     def _reset(self) -> None:
         """End the connection by RST."""
