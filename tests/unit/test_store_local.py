@@ -102,6 +102,17 @@ def test_link_loops_end(tmp_path: Path) -> None:
     assert [info.key for info in Local(tmp_path).list()] == ["a/x"]
 
 
+def test_links_to_themselves_are_no_objects(tmp_path: Path) -> None:
+    """A link that leads to itself is hidden from `list`; asking for it is an error with its key."""
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    store = Local(tmp_path)
+    assert [info.key for info in store.list()] == ["a"]
+    for ask in (store.get, store.head):
+        with pytest.raises(StoreError, match="'loop'"):
+            ask("loop")
+
+
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     """Any name that the file system allows is listed, and its key leads back to the file."""
     raw = [b"caf\xe9.jpg", b"\xff\xfe", b"plain", "é".encode()]
