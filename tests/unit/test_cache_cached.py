@@ -353,6 +353,19 @@ def test_a_disk_that_fails_is_gone_around(
     assert cache.warm(Dataset(big, refs_of(big))).admitted_objects == 2
 
 
+def test_warming_onto_a_failing_disk_says_so(tmp_path: Path, big: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`warm` has nothing to go around: it ends with the cache's path and what the disk said, and leaves nothing."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    cache = Cache(tmp_path / "c")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CacheError, match=r"/c: .*Input/output error"):
+        cache.warm(Dataset(big, refs_of(big)))
+    assert files_in(cache, "tmp") == [] and cache.status().reserved_bytes == 0
+
+
 @pytest.mark.filterwarnings("default::RuntimeWarning")
 def test_a_read_error_goes_to_the_store(tmp_path: Path, big: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the disk cannot read an entry back, the store is read instead, with one warning for many failures."""

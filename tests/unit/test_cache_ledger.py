@@ -14,20 +14,20 @@ from stoker.cache.ledger import Ledger, Totals
 def fill(ledger: Ledger, count: int = 3) -> None:
     """Admit objects "n0", "n1", … of 10 bytes."""
     for number in range(count):
-        assert ledger.reserve("me", f"n{number}", 10, lambda used: "") == ""
+        assert ledger.reserve("me", f"n{number}", 10, lambda held, promised: "") == ""
         ledger.publish(f"n{number}", 10, url="u", key=f"k{number}", digest=f"d{number}")
 
 
 def test_sums_follow_what_comes_and_goes(tmp_path: Path) -> None:
     """Promises count as used until they are kept or taken back; entries add up; strangers change nothing."""
     ledger = Ledger(tmp_path / "l")
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     fill(ledger)
     ledger.publish("n0", 10, url="u", key="k0", digest="other")
     assert ledger.totals() == Totals(30, 3, 0, 0) and ledger.digest("n0") == "d0" and ledger.digest("x") is None
-    assert ledger.reserve("me", "a", 7, lambda used: seen.append(used) or "") == ""  # type: ignore[func-returns-value]
-    assert ledger.reserve("me", "b", 7, lambda used: f"{used} used") == "37 used"
-    assert seen == [30] and ledger.reserved_bytes() == 7
+    assert ledger.reserve("me", "a", 7, lambda *used: seen.append(used) or "") == ""  # type: ignore[func-returns-value]
+    assert ledger.reserve("me", "b", 7, lambda *used: f"{used} used") == "(30, 7) used"
+    assert seen == [(30, 0)] and ledger.reserved_bytes() == 7
     ledger.release("a")
     ledger.release("never")
     ledger.forget("n1")
@@ -42,10 +42,10 @@ def test_sessions_end(tmp_path: Path) -> None:
     fill(ledger)
     ledger.note_reads("me", ["n0", "n1", "n0"], hits=5, misses=2)
     ledger.note_reads("you", ["n0"], hits=1, misses=0)
-    ledger.reserve("me", "p", 5, lambda used: "")
-    ledger.reserve("you", "q", 6, lambda used: "")
+    ledger.reserve("me", "p", 5, lambda held, promised: "")
+    ledger.reserve("you", "q", 6, lambda held, promised: "")
     assert ledger.leases() == {"me": 2, "you": 1} and ledger.sessions() == {"me", "you"}
-    ledger.reserve("me", "arrived", 8, lambda used: "")
+    ledger.reserve("me", "arrived", 8, lambda held, promised: "")
     ledger.end_session("me", {"arrived": 9}.get)
     assert ledger.leases() == {"you": 1} and ledger.reserved_bytes() == 6
     assert ledger.totals() == Totals(39, 4, 6, 2)
@@ -56,7 +56,7 @@ def test_a_failed_change_leaves_no_half(tmp_path: Path) -> None:
     """When the decision raises, nothing was promised and the ledger goes on working."""
     ledger = Ledger(tmp_path / "l")
 
-    def broken(used: int) -> str:
+    def broken(held: int, promised: int) -> str:
         raise OSError("statvfs failed")
 
     with pytest.raises(OSError, match="statvfs"):
@@ -74,7 +74,7 @@ def test_many_writers_never_pass_the_limit(tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "l")
         for turn in range(25):
             name = f"{number}-{turn}"
-            if not ledger.reserve("s", name, 10, lambda used: "full" if used + 10 > 1000 else ""):
+            if not ledger.reserve("s", name, 10, lambda *used: "full" if sum(used) + 10 > 1000 else ""):
                 ledger.publish(name, 10, url="", key="", digest=None)
                 granted.append(10)
         ledger.close()

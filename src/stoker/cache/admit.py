@@ -112,7 +112,9 @@ def admit(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Piece
         need = ref.expanded_size if ref.compression else ref.size
         if by.home.holds(name, need):
             return "present"
-        if by.home.ledger.reserve(by.home.session, name, need, lambda used: refusal(by.home.room(used), need)):
+        if by.home.ledger.reserve(
+            by.home.session, name, need, lambda held, promised: refusal(by.home.room(held, promised), need)
+        ):
             by.recorder.count("cache.refused")
             return "refused"
         published = False

@@ -18,7 +18,7 @@ from stoker.cache.locks import is_locked
 from stoker.cache.objects import Objects
 from stoker.cache.policy import entry_name
 from stoker.cache.warm import Shards, WarmReport, warm
-from stoker.errors import CacheError
+from stoker.errors import CacheError, StokerError
 from stoker.events import SILENT, Recorder
 from stoker.flow import Progress, no_progress
 from stoker.index.entry import ObjectRef
@@ -99,6 +99,12 @@ class Cache:
             if home.read_only:
                 raise CacheError(f"cache {self.path} is read-only", "warm it where it can be written")
             return warm(home, dataset, workers=workers, progress=progress, recorder=recorder)
+        except StokerError:
+            raise
+        except OSError as error:
+            raise CacheError(
+                f"cache {self.path}: {error}", "see what the disk says: is it full, is it there?"
+            ) from error
         except sqlite3.Error as error:
             raise CacheError(
                 f"cache {self.path}: the ledger failed: {error}", "delete ledger.sqlite: it is rebuilt"

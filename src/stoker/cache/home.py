@@ -135,13 +135,13 @@ class Home:
             self.entry(name).unlink(missing_ok=True)
             self.ledger.forget(name)
 
-    def room(self, used: int) -> Room:
-        """What may still come in."""
+    def room(self, held: int, promised: int) -> Room:
+        """What may still come in. Promised bytes count as taken from the disk, though some are already."""
         disk = os.statvfs(self.path)
         return Room(
             limit=self.limit,
-            used=used,
-            disk_free=disk.f_bavail * disk.f_frsize,
+            used=held + promised,
+            disk_free=disk.f_bavail * disk.f_frsize - promised,
             free_min=self.free_min,
             inodes_free=disk.f_favail if disk.f_files else None,
         )

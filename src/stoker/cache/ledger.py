@@ -99,11 +99,11 @@ class Ledger:
             row = self._db.execute("SELECT digest FROM digests WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
-    def reserve(self, session: str, name: str, need: int, refusal: Callable[[int], str]) -> str:
-        """Promise *need* bytes to an object unless *refusal(bytes in use)* gives a reason, which is returned."""
+    def reserve(self, session: str, name: str, need: int, refusal: Callable[[int, int], str]) -> str:
+        """Promise *need* bytes to an object unless *refusal(bytes held, bytes promised)* gives a reason; gives that."""
         with self._transaction() as db:
-            used = db.execute("SELECT (SELECT bytes FROM totals) + (SELECT total(bytes) FROM reservations)").fetchone()
-            reason = refusal(int(used[0]))
+            held = db.execute("SELECT (SELECT bytes FROM totals), (SELECT total(bytes) FROM reservations)").fetchone()
+            reason = refusal(int(held[0]), int(held[1]))
             if not reason:
                 db.execute("INSERT OR REPLACE INTO reservations VALUES (?, ?, ?)", (name, session, need))
             return reason
