@@ -57,6 +57,15 @@ def oom_kills() -> int | None:
     return None
 
 
+def scratch_folder() -> str:
+    """Where temporary files go: TMPDIR, else /tmp, /var/tmp, the working folder: the first that can be written.
+
+    `tempfile.gettempdir` finds out by making a file and deleting it again; a kill in between leaves that file.
+    """
+    candidates = (os.environ.get("TMPDIR"), os.environ.get("TEMP"), "/tmp", "/var/tmp")
+    return next((folder for folder in candidates if folder and os.access(folder, os.W_OK | os.X_OK)), str(Path.cwd()))
+
+
 def boot_id() -> str:
     """Changes at every boot: with a pid and its start time it names a process for ever."""
     try:

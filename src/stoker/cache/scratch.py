@@ -12,6 +12,7 @@ from stoker.cache.descriptors import Descriptor
 from stoker.cache.objects import Read, check_object, expand_object, fetch_pieces, pread_ranges
 from stoker.errors import StoreError
 from stoker.index.entry import ObjectRef
+from stoker.machine import scratch_folder
 from stoker.store.base import ByteRange, Store
 
 SCRATCH_BYTES_MAX = 8 * 10**9
@@ -77,7 +78,7 @@ class Scratch:
 
     def _expand(self, ref: ObjectRef) -> Descriptor:
         check_object(self._store, ref, self._store.head(ref.key))
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=scratch_folder()) as file:
             expand_object(self._store, ref, fetch_pieces(self._store, ref), file)
             file.flush()
             return Descriptor(os.dup(file.fileno()))

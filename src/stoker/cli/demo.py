@@ -80,7 +80,7 @@ def demo(
     if rate is not None and model != "none":
         raise UsageError("--rate goes with --model none: the network sets its own rate")
     plan = Plan(epochs, batch, "cnn" if model == "cnn" else "none", rate, shuffle_labels)
-    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as box:
+    with tempfile.TemporaryDirectory(prefix="stoker-demo-", dir=machine.scratch_folder()) as box:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", box)  # torch makes this folder when an optimizer is made
         outcome = _run(Path(box), data, label, plan)
     _show(outcome, as_json=as_json)

@@ -15,6 +15,7 @@ from stoker.format.codec import MAGIC_BYTES, detect, expand
 from stoker.format.limits import EXPANDED_BYTES_MAX
 from stoker.format.webdataset import damage
 from stoker.index.entry import ObjectRef
+from stoker.machine import scratch_folder
 from stoker.store import HasPaths, innermost
 from stoker.store.base import ByteRange, ObjectInfo, Store
 
@@ -90,7 +91,7 @@ def _scan_compressed(
 ) -> Scanned:
     """Expand into an unnamed temporary file first. When that fails, what came out is scanned all the same."""
     found = []
-    with tempfile.TemporaryFile(dir=scratch) as file:
+    with tempfile.TemporaryFile(dir=scratch or scratch_folder()) as file:
         try:
             expand(reader.chunks(), compression, file, bytes_max=EXPANDED_BYTES_MAX, where=info.key)
         except ShardError as error:
@@ -98,7 +99,7 @@ def _scan_compressed(
         except StoreError:
             raise
         except OSError as error:
-            where = scratch or tempfile.gettempdir()
+            where = scratch or scratch_folder()
             raise StoreError(
                 f"{info.key}: cannot be expanded into {where}: {error}", "set TMPDIR to a larger disk"
             ) from error

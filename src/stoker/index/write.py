@@ -37,6 +37,7 @@ from stoker.index.layout import (
     place_type,
 )
 from stoker.index.read import Index
+from stoker.machine import scratch_folder
 from stoker.store.base import Store
 from stoker.store.digest import TreeDigest
 
@@ -76,7 +77,7 @@ class _ArrowFile:
 
     def __init__(self, schema: pa.Schema, scratch: Path | None) -> None:
         self.schema = schema
-        self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115  # closed by close()
+        self._file = tempfile.TemporaryFile(dir=scratch or scratch_folder())  # noqa: SIM115  # closed by close()
         self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), schema)
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -25,6 +25,7 @@ from stoker.format.codec import MAGIC_BYTES, detect, expand
 from stoker.format.limits import EXPANDED_BYTES_MAX, NAME_BYTES_MAX
 from stoker.format.names import is_confined, printable
 from stoker.format.tar import TarScan
+from stoker.machine import scratch_folder
 from stoker.store import HasPaths, ObjectInfo, Store, innermost
 from stoker.store.base import ByteRange
 
@@ -189,7 +190,7 @@ def _local_file(store: Store, info: ObjectInfo, scratch: Path | None) -> Iterato
         with bottom.path(info.key).open("rb") as file:
             yield file
         return
-    with tempfile.TemporaryFile(dir=scratch) as copy:
+    with tempfile.TemporaryFile(dir=scratch or scratch_folder()) as copy:
         where = f"{store.url}/{info.key}"
         if compression:
             expand(_chunks(store, info), compression, copy, bytes_max=EXPANDED_BYTES_MAX, where=where)

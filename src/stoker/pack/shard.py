@@ -20,6 +20,7 @@ from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, WebData
 from stoker.format.names import printable
 from stoker.format.tar import BLOCK, RECORD
 from stoker.index import ObjectRef
+from stoker.machine import scratch_folder
 from stoker.pack.cut import clean_key, unique_key
 from stoker.pack.journal import Part
 from stoker.pack.source import Source, Wanted
@@ -171,7 +172,7 @@ def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: 
         with whole_file(bottom.path(key), publish=publish) as growing:
             kept.append(_write(recipe, samples, growing, key, where))
         return kept[0]
-    with tempfile.TemporaryFile(dir=recipe.scratch, buffering=0) as file:
+    with tempfile.TemporaryFile(dir=recipe.scratch or scratch_folder(), buffering=0) as file:
         part = _write(recipe, samples, cast(BinaryIO, file), key, where)
         if part.shard is not None:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
