@@ -90,20 +90,25 @@ def test_labels_that_mean_nothing_cannot_be_learned(tmp_path: Path) -> None:
     assert float(match[3]) <= 0.6
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demo_stops_all_it_started(photos: Path, tmp_path: Path, number: int, code: int) -> None:
-    """Ctrl-C and SIGTERM in the middle of training: gateway and feeder end, the temporary folder goes."""
-    environ = {**os.environ, "TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+def running(photos: Path, box: Path) -> subprocess.Popen[str]:
+    """A demo in the middle of training."""
+    environ = {**os.environ, "TMPDIR": str(box), "XDG_STATE_HOME": str(box / "state")}
     process = subprocess.Popen(
         [*COMMAND, "--data", str(photos), "--epochs", "10000", "--batch", "16"],
         env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     until = time.monotonic() + 90
-    log = tmp_path / "state" / "stoker"
-    while not [p for p in log.glob("*.jsonl") if p.stat().st_size]:
+    while not [p for p in (box / "state" / "stoker").glob("*.jsonl") if p.stat().st_size]:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_stops_all_it_started(photos: Path, tmp_path: Path, number: int, code: int) -> None:
+    """Ctrl-C and SIGTERM in the middle of training: gateway and feeder end, the temporary folder goes."""
+    process = running(photos, tmp_path)
     children = psutil.Process(process.pid).children(recursive=True)
     assert any("stoker.loader.feeder" in " ".join(child.cmdline()) for child in children)
     process.send_signal(number)
@@ -112,6 +117,19 @@ def test_an_interrupted_demo_stops_all_it_started(photos: Path, tmp_path: Path, 
     assert "Traceback" not in words
     _, alive = psutil.wait_procs(children, 5)
     assert alive == []
+    assert left(tmp_path) == []
+
+
+def test_a_killed_demo_takes_its_server_along_and_the_next_one_cleans_up(photos: Path, tmp_path: Path) -> None:
+    """kill -9: gateway and feeder end by themselves; the temporary folder goes when a demo runs again."""
+    process = running(photos, tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(children, 10)
+    assert alive == []
+    assert len(left(tmp_path)) == 1
+    assert demo(tmp_path, "--data", str(photos), "--epochs", "1", "--batch", "16").returncode == 0
     assert left(tmp_path) == []
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SIDE = 96
 RESIZE_SHORT = 256
 SHARD_BYTES = 8_000_000
+BOX = "stoker-demo-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,20 @@ def demo(
     if rate is not None and model != "none":
         raise UsageError("--rate goes with --model none: the network sets its own rate")
     plan = Plan(epochs, batch, "cnn" if model == "cnn" else "none", rate, shuffle_labels)
-    with tempfile.TemporaryDirectory(prefix="stoker-demo-", dir=machine.scratch_folder()) as box:
+    _sweep()
+    owner = machine.owner_token().replace("/", "_")
+    with tempfile.TemporaryDirectory(prefix=f"{BOX}{owner}-", dir=machine.scratch_folder()) as box:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", box)  # torch makes this folder when an optimizer is made
         outcome = _run(Path(box), data, label, plan)
     _show(outcome, as_json=as_json)
+
+
+def _sweep() -> None:
+    """Remove the temporary folders of demos that were killed."""
+    for folder in Path(machine.scratch_folder()).glob(f"{BOX}*"):
+        owner = folder.name.removeprefix(BOX).rpartition("-")[0].replace("_", "/")
+        if not machine.owner_lives(owner):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(box: Path, data: Path | None, label: str | None, plan: Plan) -> Outcome:

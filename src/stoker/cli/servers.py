@@ -36,6 +36,14 @@ STOP_S_MAX = 5.0
 REGION = "us-east-1"
 
 
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: kept over exec
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Started so, a server ends with the thread that started it, even when that is killed and can stop nothing any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A running S3 server."""
@@ -151,7 +159,7 @@ def _program(name: str, package: str) -> str:
 def _running(command: Sequence[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
     """A server in a session of its own, listening on *port* inside the block; it and its children are killed after."""
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", _DIE_WITH_PARENT, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
