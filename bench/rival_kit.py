@@ -22,6 +22,9 @@ WORKERS = int(os.environ.get("STOKER_BENCH_WORKERS", "2"))
 SHARDS = 8
 """Shards of an epoch: every worker has as many as any other."""
 
+AHEAD = 8
+"""Batches read ahead where that can be set: as many as stoker has slots."""
+
 Epoch = Callable[[], Iterator[int]]
 
 
@@ -66,4 +69,7 @@ def torchvision_augment() -> Callable[[Any], Any]:
 
 def torch_options(batch: int) -> dict[str, Any]:
     """Options of every torch DataLoader here: workers that outlive an epoch; nothing is pinned, for there is no device."""
-    return {"batch_size": batch, "num_workers": WORKERS, "persistent_workers": True, "multiprocessing_context": "fork"}
+    return {
+        "batch_size": batch, "num_workers": WORKERS, "prefetch_factor": max(2, AHEAD // WORKERS),
+        "persistent_workers": True, "multiprocessing_context": "fork",
+    }  # fmt: skip

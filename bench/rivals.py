@@ -57,6 +57,16 @@ def tree_cpu_s() -> float:
     return spent
 
 
+def idle_shares() -> list[float]:
+    """Each core's idle share since the last call."""
+    return [1 - busy / 100 for busy in psutil.cpu_percent(percpu=True)]
+
+
+def taken_by_others(idle: list[float], cpu_s: float, wall_s: float) -> float:
+    """The share of all cores that neither idled nor worked for this tree."""
+    return max(0.0, 1 - statistics.mean(idle) - cpu_s / wall_s / len(idle))
+
+
 def peak_pss_mb(epoch: Epoch) -> float:
     """The highest sum of the tree's proportional set sizes during an epoch, in 10^6 bytes."""
     done, peaks = threading.Event(), [0]
@@ -87,11 +97,11 @@ def measure(epoch: Epoch, batch: int) -> dict[str, Any]:
     start = time.time() - psutil.Process().create_time()
     for _ in warm:
         pass
-    psutil.cpu_percent(percpu=True)
+    idle_shares()
     cpu, wall = tree_cpu_s(), time.perf_counter()
     images = sum(sum(epoch()) for _ in range(EPOCHS))
     spent_cpu, spent = tree_cpu_s() - cpu, time.perf_counter() - wall
-    idle = [1 - busy / 100 for busy in psutil.cpu_percent(percpu=True)]
+    idle = idle_shares()
     return {
         "cpu_ms": spent_cpu / images * 1e3,
         "images_per_s": images / spent,
@@ -99,7 +109,7 @@ def measure(epoch: Epoch, batch: int) -> dict[str, Any]:
         "start_s": start,
         "peak_pss_mb": peak_pss_mb(epoch),
         "idle": [round(share, 2) for share in idle],
-        "others": max(0.0, 1 - statistics.mean(idle) - spent_cpu / spent / len(idle)),
+        "others": taken_by_others(idle, spent_cpu, spent),
     }
 
 

@@ -7,6 +7,8 @@ ten times the pixels. The step sleeps, as a trainer does that waits for its GPU:
 wait        share of the time after those epochs' first batch that was spent in `next()`
 seam        the part of it between an epoch's last batch and the next epoch's first
 supply      images/s
+others      share of all cores that processes of others took from the supply's measuring on; more than some hundredths, and the wait
+            says more about them: a supply measured while nobody else worked is not there afterwards
 
 Rounds (STOKER_BENCH_ROUNDS, 3) are interleaved, values are medians. Photos, STOKER_BENCH_ONLY and STOKER_BENCH_WORKERS are as in
 `rivals.py`. The table goes to stderr, one JSON line to stdout.
@@ -25,6 +27,7 @@ from typing import Any
 from PIL import Image
 from rival_kit import WORKERS, Epoch
 from rival_run import CONTENDERS, ROUNDS, child, chosen, compare, source_photos
+from rivals import idle_shares, taken_by_others, tree_cpu_s
 
 BATCH = 64
 STEPS = 16
@@ -34,6 +37,7 @@ RULE = 1.2
 JITTER = 0.1
 SLOW_EVERY = 100
 SLOW_PIXELS = 10
+KEYS = ("wait", "seam", "supply", "others")
 
 
 def slowed(raw: bytes) -> bytes:
@@ -50,7 +54,8 @@ def measure(epoch: Epoch, batch: int) -> dict[str, Any]:
     """One round, in this process."""
     for _ in epoch():
         pass
-    begun = time.perf_counter()
+    idle_shares()
+    begun, cpu = time.perf_counter(), tree_cpu_s()
     supply = sum(sum(epoch()) for _ in range(SUPPLY_EPOCHS)) / (time.perf_counter() - begun)
     jitter = random.Random(1)
     waits: list[tuple[float, bool]] = []
@@ -69,11 +74,13 @@ def measure(epoch: Epoch, batch: int) -> dict[str, Any]:
             seam = False
             if left:
                 time.sleep(max(0.0, jitter.gauss(1, JITTER)) * RULE * size / supply)
-    wall = time.perf_counter() - first_at
+    end = time.perf_counter()
+    wall = end - first_at
     return {
         "wait": sum(wait for wait, _ in waits) / wall,
         "seam": sum(wait for wait, seam in waits if seam) / wall,
         "supply": supply,
+        "others": taken_by_others(idle_shares(), tree_cpu_s() - cpu, end - begun),
     }
 
 
@@ -83,7 +90,7 @@ def main() -> None:
     photos = [slowed(raw) if number % SLOW_EVERY == 0 else raw for number, raw in enumerate(photos)]
     found = compare(__file__, chosen(CONTENDERS), photos, BATCH)
     results = {
-        name: {key: round(statistics.median(one[key] for one in rounds), 4) for key in ("wait", "seam", "supply")}
+        name: {key: round(statistics.median(one[key] for one in rounds), 4) for key in KEYS}
         | {"rounds": [round(one["wait"], 4) for one in rounds], "versions": rounds[0]["versions"]}
         for name, rounds in found.rounds.items()
     }
@@ -91,9 +98,12 @@ def main() -> None:
         f"{STEPS} batches of {BATCH} an epoch ({differing} differing photos), {WORKERS} workers, supply = {RULE} × demand",
         file=sys.stderr,
     )
-    print(f"{'':<12}{'wait':>9}{'seam':>9}{'supply':>9}", file=sys.stderr)
+    print(f"{'':<12}{'wait':>9}{'seam':>9}{'supply':>9}{'others':>9}", file=sys.stderr)
     for name, row in results.items():
-        print(f"{name:<12}{row['wait']:>9.2%}{row['seam']:>9.2%}{row['supply']:>9.0f}", file=sys.stderr)
+        print(
+            f"{name:<12}{row['wait']:>9.2%}{row['seam']:>9.2%}{row['supply']:>9.0f}{row['others']:>9.2f}",
+            file=sys.stderr,
+        )
     for name, reason in found.failed.items():
         print(f"{name:<12}  left out. {reason}", file=sys.stderr)
     setting = {
