@@ -27,6 +27,7 @@ def main() -> None:
     if arguments.state.exists():
         loader.load_state_dict(json.loads(arguments.state.read_text()))
     print("ready", flush=True)
+    input()  # until the test has found the feeder
     with arguments.log.open("a") as log:
         for batch in loader:
             log.write(json.dumps(batch["__index__"].tolist()) + "\n")

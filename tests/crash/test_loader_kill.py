@@ -44,20 +44,23 @@ def server(folder: Path) -> Iterator[Server]:
         yield running
 
 
-def start(url: Path | str, box: Path, *options: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """A training process that has begun."""
+Training = tuple[subprocess.Popen[str], psutil.Process]
+
+
+def start(url: Path | str, box: Path, *options: str, environ: dict[str, str] | None = None) -> Training:
+    """A training process that has begun, and its feeder."""
     command = [sys.executable, str(SUPPORT), str(url), str(box / "log"), str(box / "state"), *options]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
-    )
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **(environ or {})},
+    )  # fmt: skip
+    assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def feeder_of(process: subprocess.Popen[str]) -> psutil.Process:
-    """The feeder that the training process started."""
-    return next(p for p in psutil.Process(process.pid).children() if "stoker.loader.feeder" in p.cmdline())
+    (feeder,) = [p for p in psutil.Process(process.pid).children() if "stoker.loader.feeder" in p.cmdline()]
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    return process, feeder
 
 
 def batches(box: Path) -> list[list[int]]:
@@ -87,14 +90,13 @@ def test_a_killed_trainer_resumes_exactly(folder: Path, tmp_path: Path, point: i
     """Two kills at random points, then a run to the end: every sample once; feeders follow their trainers."""
     draw, shm = random.Random(point), set(os.listdir("/dev/shm"))
     for _ in range(2):
-        process = start(folder, tmp_path)
-        feeder = feeder_of(process)
+        process, feeder = start(folder, tmp_path)
         wait_for(len(batches(tmp_path)) + draw.randrange(0, 25), tmp_path, process)
         process.kill()
         process.communicate()
         psutil.wait_procs([feeder], GONE_S_MAX)
         assert not feeder.is_running()
-    last = start(folder, tmp_path)
+    last, _ = start(folder, tmp_path)
     _, words = last.communicate(timeout=60)
     assert last.returncode == 0, words
     check_exact(folder, tmp_path)
@@ -108,14 +110,13 @@ def test_a_trainer_killed_while_its_cache_fills_leaves_nothing_behind(
     """From S3 through a cache, killed twice: exact order, whole entries only, no temporaries, no open uploads."""
     draw, cache = random.Random(2000 + point), tmp_path / "cache"
     for _ in range(2):
-        process = start("s3://bucket/data", tmp_path, "--cache", str(cache), environ=server.environment())
-        feeder = feeder_of(process)
+        process, feeder = start("s3://bucket/data", tmp_path, "--cache", str(cache), environ=server.environment())
         wait_for(len(batches(tmp_path)) + draw.randrange(0, 12), tmp_path, process)
         process.kill()
         process.communicate()
         psutil.wait_procs([feeder], GONE_S_MAX)
         assert not feeder.is_running()
-    last = start("s3://bucket/data", tmp_path, "--cache", str(cache), environ=server.environment())
+    last, _ = start("s3://bucket/data", tmp_path, "--cache", str(cache), environ=server.environment())
     _, words = last.communicate(timeout=60)
     assert last.returncode == 0, words
     check_exact(folder, tmp_path)
@@ -129,8 +130,7 @@ def test_a_trainer_killed_while_its_cache_fills_leaves_nothing_behind(
 def test_a_killed_feeder_ends_the_run_with_words(folder: Path, tmp_path: Path, point: int) -> None:
     """The trainer ends by itself, says which signal, leaves a state that the next run goes on from."""
     draw = random.Random(1000 + point)
-    process = start(folder, tmp_path)
-    feeder = feeder_of(process)
+    process, feeder = start(folder, tmp_path)
     wait_for(draw.randrange(0, 40), tmp_path, process)
     feeder.send_signal(signal.SIGKILL)
     _, words = process.communicate(timeout=60)
@@ -139,7 +139,7 @@ def test_a_killed_feeder_ends_the_run_with_words(folder: Path, tmp_path: Path, p
         return
     assert "FeederError" in words
     assert "SIGKILL" in words
-    last = start(folder, tmp_path)
+    last, _ = start(folder, tmp_path)
     last.communicate(timeout=60)
     assert last.returncode == 0
     check_exact(folder, tmp_path)
