@@ -11,7 +11,7 @@ import torch
 
 import stoker
 from stoker.errors import UsageError
-from support_dataset import write_shards
+from support_dataset import jpeg, write_shards
 
 SAMPLES = 50
 
@@ -171,17 +171,29 @@ def test_tuples_and_numpy(dataset: stoker.Dataset) -> None:
 
 
 def test_images_lie_in_one_tensor(dataset: stoker.Dataset) -> None:
-    """uint8 [B, H, W, 3], the same at every run; ragged whole images come as a list."""
+    """uint8 [B, H, W, 3], the same at every run; whole images too where all have one size."""
     crop = stoker.image.RandomResizedCrop(24, flip=True)
     with stoker.Loader(dataset, 8, fields={"image": crop, "jpg": stoker.image.Image()}, seed=1) as loader:
         batch = next(iter(loader))
     assert batch["image"].shape == (8, 24, 24, 3)
     assert batch["image"].dtype == torch.uint8
-    assert [tuple(one.shape) for one in batch["jpg"]] == [(32, 40, 3)] * 8
+    assert batch["jpg"].shape == (8, 32, 40, 3)
     with stoker.Loader(dataset, 4, fields={"image": crop}, seed=1, budget=stoker.Budget(cpus=3)) as other:
         iterator = iter(other)
         halves = torch.cat([next(iterator)["image"], next(iterator)["image"]])
     assert torch.equal(halves, batch["image"])
+
+
+def test_values_of_differing_shape_come_as_lists(tmp_path: Path) -> None:
+    """Whole images of two sizes are a list of tensors, in order."""
+
+    def member(i: int) -> dict[str, bytes]:
+        return {"jpg": jpeg(i, width=40 + i % 2), "cls": str(i).encode()}
+
+    varied = stoker.open(write_shards(tmp_path / "varied", 12, member=member))
+    with stoker.Loader(varied, 4, fields={"jpg": stoker.image.Image()}, shuffle="none") as loader:
+        batch = next(iter(loader))
+    assert [tuple(one.shape) for one in batch["jpg"]] == [(32, 40, 3), (32, 41, 3)] * 2
 
 
 def test_default_fields_decode_by_name(dataset: stoker.Dataset) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.cache import Cache, Objects, Streamed
 from stoker.dataset.read import SampleReader
-from stoker.errors import UsageError
+from stoker.errors import SampleError, UsageError
 from stoker.events import SILENT, Recorder
 from stoker.index import Index, ObjectRef
 from stoker.store import HasPaths, Store, innermost
@@ -104,4 +104,7 @@ class Dataset:
         if self._reader is None or self._reader_pid != os.getpid():  # a forked child opens its own files and clients
             self._reader, self._reader_pid = self.reader(), os.getpid()
         raw = self._reader.read([number])
+        for value in raw.sample(0).values():
+            if isinstance(value, SampleError):
+                raise value
         return self.mapped({"__key__": raw.keys[0], "__index__": number, **raw.sample(0)})

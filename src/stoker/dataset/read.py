@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.cache import Objects
+from stoker.dataset.rows import RowFiles
+from stoker.errors import SampleError
 from stoker.events import SILENT, Recorder
-from stoker.index import Index, ObjectRef
+from stoker.format.values import decode_value
+from stoker.index import Index, ObjectRef, Place
 from stoker.store import ByteRange
 
 MISSING: Any = object()
@@ -39,6 +42,10 @@ class RawSamples:
         return self.present[at]
 
 
+Wanted = dict[ObjectRef, list[tuple[Place, int, str]]]
+"""By object: which places, for which sample and field."""
+
+
 class SampleReader:
     """Reads raw fields of samples through a dataset's objects. Thread-safe."""
 
@@ -58,20 +65,24 @@ class SampleReader:
         self._columns = set(index.columns)
         self._cached = cached
         self._recorder = recorder
+        self._rows = RowFiles(index.format, objects)
 
     def read(self, samples: Sequence[int]) -> RawSamples:
-        """Raw values of *samples*, in their order."""
+        """Raw values of *samples*, in order. What a codec cannot make a value of is a SampleError in its place."""
         values: list[dict[str, Any]] = [{} for _ in samples]
-        wanted: dict[ObjectRef, list[tuple[ByteRange, int, str]]] = {}
+        wanted: Wanted = {}
         for at, sample in enumerate(samples):
             self._locate(sample, at, values[at], wanted)
         cached_bytes = stored_bytes = 0
         for ref, places in wanted.items():
-            read = self._objects.read(ref, [place[0] for place in places])
+            if places[0][0].row >= 0:
+                self._rows.read(ref, places, values)
+                continue
+            read = self._objects.read(ref, [ByteRange(place.start, place.stop) for place, _, _ in places])
             cached_bytes += read.cached_bytes
             stored_bytes += read.stored_bytes
-            for (_, at, field), data in zip(places, read.data, strict=True):
-                values[at][field] = data
+            for (place, at, field), data in zip(places, read.data, strict=True):
+                values[at][field] = data if not place.codec else _valued(place.codec, data)
         self._recorder.count("read.cache_bytes", cached_bytes)
         self._recorder.count("read.store_bytes", stored_bytes)
         return RawSamples(
@@ -85,9 +96,7 @@ class SampleReader:
         """Whether a sample lacks a wanted field: only then are the names of all fields worth looking up."""
         return self._fields is not None and any(len(value) < len(self._fields) for value in values)
 
-    def _locate(
-        self, sample: int, at: int, values: dict[str, Any], wanted: dict[ObjectRef, list[tuple[ByteRange, int, str]]]
-    ) -> None:
+    def _locate(self, sample: int, at: int, values: dict[str, Any], wanted: Wanted) -> None:
         fields = self._fields
         if fields is None:
             fields = (*self._index.field_names(sample), *self._index.columns)
@@ -100,7 +109,15 @@ class SampleReader:
             place = self._index.place(sample, field)
             if place is None:
                 continue
-            if place.start == place.stop:
-                values[field] = b""
+            if place.start == place.stop and place.row < 0:
+                values[field] = b"" if not place.codec else _valued(place.codec, b"")
                 continue
-            wanted.setdefault(place.object, []).append((ByteRange(place.start, place.stop), at, field))
+            wanted.setdefault(place.object, []).append((place, at, field))
+
+
+def _valued(codec: str, data: bytes | memoryview) -> object:
+    """The value, or the SampleError that stands for it: whether it matters is decided where the sample is used."""
+    try:
+        return decode_value(codec, data)
+    except SampleError as error:
+        return error

@@ -24,6 +24,7 @@ import numpy as np
 
 from stoker.clock import SYSTEM
 from stoker.decode import prepare, quiet_pillow
+from stoker.errors import SampleError
 from stoker.events import HERE
 from stoker.loader.batch import Batch, Delivered, Failed
 from stoker.loader.collate import Collator
@@ -45,18 +46,31 @@ def yield_to_trainer() -> None:
     os.nice(5)
 
 
+PROBES = 4
+"""Samples whose values decide which fields have a fixed shape, where the decoders do not say."""
+
+
 def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
-    """Which fields have a fixed shape: known from the decoders, else learned from the first sample that can be used."""
+    """Which fields have a fixed shape: known from the decoders, else those that are alike in the first samples."""
     mask = job.split.tail == "pad"
+    plain = job.transform is None and not job.dataset.maps
     fixed = {n: (tuple(d.shape), str(d.dtype)) for n, d in job.fields if d.shape is not None and d.dtype is not None}
-    if job.transform is not None or job.dataset.maps:
-        first = job.order.at(start.epoch, np.array([min(start.position, len(job.dataset) - 1)]))
-        fixed = {
-            name: shape
-            for name, value in workshop.probe(int(first[0]), start.epoch).items()
-            if (shape := shape_of(value))
-        }
+    if not plain or len(fixed) < len(job.fields):
+        learned = learn(job, workshop, start)
+        fixed = {**learned, **fixed} if plain else learned
     return lay_out(job.split.batch_size, fixed, mask=mask)
+
+
+def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of the fields that have the same in each of the first samples that can be used."""
+    first = min(start.position, len(job.dataset) - 1)
+    positions = np.arange(first, min(first + PROBES, len(job.dataset)))
+    seen: dict[str, set[tuple[tuple[int, ...], str] | None]] = {}
+    for sample in job.order.at(start.epoch, positions).tolist():
+        with contextlib.suppress(SampleError):  # told when its turn comes
+            for name, value in workshop.probe(sample, start.epoch).items():
+                seen.setdefault(name, set()).add(shape_of(value))
+    return {name: shape for name, shapes in seen.items() if len(shapes) == 1 and (shape := next(iter(shapes)))}
 
 
 def shape_of(value: object) -> tuple[tuple[int, ...], str] | None:

@@ -30,7 +30,8 @@ class Workshop:
     def __init__(self, job: Job, reader: SampleReader) -> None:
         self._job = job
         self._reader = reader
-        self._plain = job.transform is None and not job.dataset.maps
+        plain = job.transform is None and not job.dataset.maps
+        self._direct = {name for name, decoder in job.fields if plain and decoder.shape is not None}
 
     def read(self, batch: Batch, chunk: Chunk) -> RawSamples:
         """The raw values of a chunk's samples, noting where they came from."""
@@ -61,7 +62,7 @@ class Workshop:
     def _decode(self, batch: Batch, chunk: Chunk, row: int, raw: RawSamples, seat: np.ndarray) -> Values | None:
         """Decoded values of a row, or None where the sample is skipped. Fixed-shape fields are in the slot already."""
         sample, at = int(batch.samples[row]), row - chunk.first
-        outs = {name: array[row, ...] for name, array in batch.arrays.items()} if self._plain else {}
+        outs = {name: batch.arrays[name][row, ...] for name in self._direct}
         batch.keys[row], seat[0] = raw.keys[at], sample + 1
         try:
             return self._values(raw, at, sample, batch.epoch, outs)
@@ -81,15 +82,17 @@ class Workshop:
                 raise MissingFieldError(
                     f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}"
                 )
+            if isinstance(value, SampleError):
+                raise value
             out = outs.get(name)
+            if isinstance(value, str):  # a format's text, or a column's: it may still be a number to the reader
+                value = value.encode()
             if isinstance(value, bytes | memoryview):
                 value = decoder.decode(value, out, draw)
-                if out is not None:
-                    continue
             elif out is not None:
-                out[...] = value
-                continue
-            values[name] = value
+                _assign(name, out, value)
+            if out is None:
+                values[name] = value
         return values
 
     def _bad(
@@ -151,3 +154,13 @@ class Workshop:
                 array[row] = given
             else:
                 batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
+
+
+def _assign(name: str, out: np.ndarray, value: object) -> None:
+    """Put a value that needs no decoding where it belongs. SampleError when it is not of the field's shape and kind."""
+    given = np.asarray(value)
+    if given.shape != out.shape or not np.can_cast(given.dtype, out.dtype, "same_kind"):
+        raise SampleError(
+            f"field {name!r}: expected {out.dtype} of shape {out.shape}, found {given.dtype} of shape {given.shape}"
+        )
+    out[...] = given
