@@ -117,8 +117,17 @@ class Format(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Which of "codec", "row", "object" the places of its fields use."""
+        ...
+
     def owns(self, key: str) -> bool:
         """Whether an object of that name claims to be a shard of this format."""
+        ...
+
+    def compression(self, head: bytes) -> str:
+        """What a shard that begins with *head* is compressed with as a whole; "" when it is not."""
         ...
 
     def scan(self, reader: RangeReader, *, skip_bytes_min: int) -> ShardScan:

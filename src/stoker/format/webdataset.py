@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from stoker.errors import ShardError, UsageError
 from stoker.format.base import FieldPlace, Finding, Findings, RangeReader, SampleEntry, ShardScan
-from stoker.format.codec import Compressor, compressor
+from stoker.format.codec import Compressor, compressor, detect
 from stoker.format.limits import FIELD_NAME_BYTES_MAX, NAME_BYTES_MAX
 from stoker.format.names import is_confined, is_hidden, printable, split_member
 from stoker.format.tar import BLOCK, RECORD, Member, TarScan, header, padding
@@ -30,9 +30,13 @@ class WebDataset:
     """The format of one tar shard (of its expanded bytes, when it is compressed as a whole)."""
 
     name = "webdataset"
+    parts: tuple[str, ...] = ()
 
     def owns(self, key: str) -> bool:
         return key.lower().endswith(SUFFIXES)
+
+    def compression(self, head: bytes) -> str:
+        return detect(head)
 
     def scan(self, reader: RangeReader, *, skip_bytes_min: int) -> ShardScan:
         findings = Findings()

@@ -94,8 +94,11 @@ class _Tars:
     scratch: Path | None
     progress: Progress
     columns: Mapping[str, type] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return FORMATS[self.format].parts
 
     def shards(self) -> Iterator[Shard]:
         scans = scan_shards(

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from stoker.errors import ShardError, StoreError
 from stoker.flow import Progress, parallel_map
 from stoker.format import Format, RangeReader, ShardScan
-from stoker.format.codec import MAGIC_BYTES, detect, expand
+from stoker.format.codec import MAGIC_BYTES, expand
 from stoker.format.limits import EXPANDED_BYTES_MAX
 from stoker.format.webdataset import damage
 from stoker.index.entry import ObjectRef
@@ -71,15 +71,20 @@ def skip_bytes_min(store: Store) -> int:
     return SKIP_BYTES_MIN_LOCAL if isinstance(innermost(store), HasPaths) else SKIP_BYTES_MIN_REMOTE
 
 
-def scan_shard(store: Store, info: ObjectInfo, kind: Format, *, scratch: Path | None = None) -> Scanned:
-    """Read the structure of one shard. Damage becomes findings; only the store's own errors are raised."""
+def scan_shard(
+    store: Store, info: ObjectInfo, kind: Format, *, scratch: Path | None = None, compressed: str | None = None
+) -> Scanned:
+    """Read the structure of one shard. Damage becomes findings; only the store's own errors are raised.
+
+    *compressed*: with what, where something else than its content says so; "" = not at all.
+    """
     skip = skip_bytes_min(store)
     head = b""
     if info.size:
         span = ByteRange(0, min(info.size, max(skip // 16, MAGIC_BYTES)))
         head = store.get_ranges(info.key, [span], version=info.version)[0]
     reader = StoreReader(store, info, head)
-    compression = detect(head)
+    compression = kind.compression(head) if compressed is None else compressed
     if compression:
         return _scan_compressed(reader, info, kind, compression, scratch)
     ref = ObjectRef(info.key, info.size, info.version, expanded_size=info.size)
