@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, WrongDigestError, admit, wrong_digest
 from stoker.cache.descriptors import Descriptor, Descriptors
@@ -89,6 +90,26 @@ class Cached:
             live.hits += 1
         self._recorder.count("cache.hits")
         return Read(data, sum(map(len, data)), 0)
+
+    def file(self, ref: ObjectRef) -> Path:
+        """The entry's file, brought in whole first; the store's own where the cache has no room for it."""
+        live = self._here()
+        name = entry_name(self._store.url, ref)
+        while live.home is not None:
+            if self._from_entry(live, live.home, name, ref, []) is not None:
+                return live.home.entry(name)
+            if name in live.failures:
+                raise live.failures[name]
+            if live.home.read_only or self._clock.monotonic() < live.closed_until_s:
+                break
+            flight, new = self._flight(live, name)
+            if not new:
+                flight.wait()
+                continue
+            self._bring_in(live, live.home, name, ref, flight, patient=True)
+            if name not in live.failures and self._from_entry(live, live.home, name, ref, []) is None:
+                break
+        return self._streamed.file(ref)
 
     def close(self) -> None:
         """End admissions under way and leave nothing half-written."""
@@ -245,13 +266,21 @@ class Cached:
         live.pool.submit(self._bring_in, live, home, name, ref, flight, pieces).add_done_callback(finished)
 
     def _bring_in(
-        self, live: _Live, home: Home, name: str, ref: ObjectRef, flight: Flight, pieces: Pieces | None = None
+        self,
+        live: _Live,
+        home: Home,
+        name: str,
+        ref: ObjectRef,
+        flight: Flight,
+        pieces: Pieces | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
         """Admit the object and take note of how it went. Waits for another process only where there is no other way."""
         by = Admitter(home, self._store, self._recorder, self._stop)
         try:
             outcome = "stopped" if self._stop() else admit(by, name, ref, flight, pieces)
-            while outcome == "elsewhere" and ref.compression and not self._stop():
+            while outcome == "elsewhere" and (patient or ref.compression) and not self._stop():
                 self._clock.sleep(ELSEWHERE_POLL_S)
                 outcome = admit(by, name, ref, flight, pieces)
             if outcome == "refused":

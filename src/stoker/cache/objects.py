@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from stoker.cache.descriptors import Descriptor
@@ -39,6 +40,10 @@ class Objects(Protocol):
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
         """The ranges, each exactly as long as asked, in order; they count in expanded bytes. Thread-safe."""
+        ...
+
+    def file(self, ref: ObjectRef) -> Path:
+        """The object as a file of this machine, of the indexed size and version. StoreError where there is none."""
         ...
 
     def close(self) -> None:

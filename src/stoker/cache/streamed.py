@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from stoker.cache.descriptors import Descriptors
 from stoker.cache.objects import Read, check_object, pread_ranges
@@ -44,6 +45,16 @@ class Streamed:
         if self._paths is not None:
             return self._read_file(self._paths, ref, ranges)
         return self._read_store(ref, ranges)
+
+    def file(self, ref: ObjectRef) -> Path:
+        found = self._store.head(ref.key)
+        check_object(self._store, ref, found)
+        if self._paths is None or ref.compression:
+            raise StoreError(
+                f"{self._store.url}: {ref.key!r} must be a file of this machine to be read, uncompressed; it is none",
+                "use a cache that has room for it: stoker.open(…, cache=…)",
+            )
+        return self._paths.path(ref.key)
 
     def close(self) -> None:
         self._files.close()

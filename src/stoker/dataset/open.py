@@ -13,7 +13,7 @@ from stoker.dataset.dataset import Dataset
 from stoker.errors import UsageError
 from stoker.events import HERE, Recorder
 from stoker.flow import Progress, no_progress
-from stoker.format import FORMATS
+from stoker.format import OWNS
 from stoker.index import open_index
 from stoker.store import StoreOptions, connect, expand
 
@@ -24,7 +24,7 @@ def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     if not given:
         raise UsageError("no URL was given to open", "pass a folder, a bucket URL, a brace pattern or a list of shards")
     expanded = [one for pattern in given for one in expand(pattern)]
-    if len(expanded) == 1 and not any(kind.owns(expanded[0]) for kind in FORMATS.values()):
+    if len(expanded) == 1 and not any(owns(expanded[0]) for owns in OWNS.values()):
         return expanded[0], None
     root = (
         posixpath.commonpath([posixpath.dirname(one) for one in expanded])

@@ -39,7 +39,8 @@ class RowFiles:
             except SampleError:
                 found = [self._alone(file, row, field) for row in rows]
             for (_, at), value in zip(wanted, found, strict=True):
-                values[at][field] = value
+                if value is not None:  # the row has no such field
+                    values[at][field] = value
 
     @staticmethod
     def _alone(file: RowFile, row: int, field: str) -> object:

@@ -30,3 +30,50 @@ TAR_BEHIND_BYTES_MAX = 256 << 20
 """Bytes behind the end mark that are looked at for samples lost in a hole. Honest writers pad with 1 MiB at most."""
 FINDINGS_KEPT_PER_CODE_MAX = 20
 """Findings of one code that are kept word for word; the rest is counted."""
+
+LOOK_MEMORY_BYTES_MAX = 4 << 30
+"""Address space of the process that looks at the structure of an HDF5 or Parquet file (the libraries alone map 1.5 GB)."""
+LOOK_CPU_S_MAX = 20
+LOOK_S_MAX = 30.0
+LOOK_ANSWER_BYTES_MAX = 64 << 20
+HDF5_OBJECTS_MAX = 200_000
+"""Groups and datasets of a file."""
+HDF5_DEPTH_MAX = 64
+"""Groups inside groups."""
+ROW_FIELDS_MAX = 4_096
+"""Datasets of an HDF5 file, or columns of a table."""
+ROWS_PER_BYTE_MAX = 1_024
+"""Rows that a byte of a file may stand for, beyond the first ROWS_FREE: gzip gives 1,032 bytes for one."""
+ROWS_FREE = 1_000_000
+DECLARED_FREE_BYTES = 1 << 30
+"""Bytes that a dataset may declare whatever its file's size."""
+DECLARED_RATIO_MAX = 4_096
+"""Declared bytes for one of the file, beyond DECLARED_FREE_BYTES."""
+ROW_BYTES_MAX = 1 << 30
+"""One row of one field."""
+CHUNK_BYTES_MAX = 256 << 20
+"""One chunk of an HDF5 dataset, expanded: it is read whole."""
+GROUP_BYTES_MAX = 1 << 30
+"""One column of a row group, decoded: it is held whole."""
+
+TFRECORD_BYTES_MAX = 256 << 20
+"""One record: it is in memory while its checksum is taken."""
+TFRECORD_RECORDS_MAX = 5_000_000
+"""Records of one shard: all of them are in memory while it is indexed."""
+TFRECORD_FEATURES_MAX = 65_536
+"""Features of one record; the index numbers names with 16 bits."""
+
+MDS_INDEX_BYTES_MAX = 64 << 20
+"""An index.json: about 90,000 shards."""
+MDS_SHARDS_MAX = 1_000_000
+MDS_HEADER_BYTES_MAX = 1 << 20
+"""The JSON inside a shard that describes its columns."""
+MDS_COLUMNS_MAX = 4_096
+MDS_SAMPLES_MAX = 16 << 20
+"""Samples of one shard: their offsets (4 bytes each) are in memory while it is indexed."""
+LIST_ITEMS_MAX = 1 << 20
+"""Images in one field of a list."""
+SNAPPY_BYTES_MAX = 1 << 30
+"""Expanded bytes of one snappy block: it can only be expanded in memory, as a whole."""
+THRIFT_BYTES_MAX = 64 << 20
+"""A text in Parquet's metadata; a list in it has at most a sixteenth as many elements."""

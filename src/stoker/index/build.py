@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from stoker.errors import ShardError, UsageError
 from stoker.flow import Progress, no_progress
-from stoker.format import FORMATS, STOKER_FOLDER, Finding, Findings, SampleEntry
+from stoker.format import FORMATS, OWNS, ROW_SHARDS, STOKER_FOLDER, Finding, Findings
 from stoker.format.codec import MAGIC_BYTES, detect
 from stoker.format.files import FileDataset, ManifestRow, gather
 from stoker.format.names import is_hidden, is_image, split_file
@@ -17,12 +17,14 @@ from stoker.format.tar import BLOCK, is_header
 from stoker.index.entry import ObjectRef
 from stoker.index.layout import Manifest
 from stoker.index.scan import scan_shards
+from stoker.index.source import Shard, Source
+from stoker.index.source_rows import RowShards
 from stoker.index.write import IndexWriter
 from stoker.machine import cpus
 from stoker.store.base import ByteRange, ObjectInfo, Store
 
 Damaged = Literal["refuse", "keep"]
-FORMAT_NAMES = ("webdataset", "files")
+FORMAT_NAMES = (*OWNS, "files")
 CHECK_FINDINGS_PER_CODE_MAX = 1_000
 """Findings of one code that a check tells word for word; the rest is counted."""
 PROBES_MAX = 4
@@ -34,7 +36,7 @@ class Options:
     """What decides which samples a dataset has, beside its objects."""
 
     format: str | None = None
-    """"webdataset", "files", or None: recognised."""
+    """One of FORMAT_NAMES, or None: recognised."""
     label: str | None = None
     """Label rule for raw files."""
     manifest: Mapping[str, ManifestRow] | None = None
@@ -47,39 +49,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.format not in (None, *FORMAT_NAMES):
             raise UsageError(f"unknown format {self.format!r}", f"known are {', '.join(FORMAT_NAMES)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard with its samples, on the way into an index."""
-
-    ref: ObjectRef
-    samples: Iterable[SampleEntry]
-    findings: tuple[Finding, ...] = ()
-    objects: Mapping[str, ObjectRef] | None = None
-
-
-class Source(Protocol):
-    """A dataset about to be indexed."""
-
-    @property
-    def format(self) -> str: ...
-
-    @property
-    def columns(self) -> Mapping[str, type]: ...
-
-    @property
-    def parts(self) -> tuple[str, ...]: ...
-
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the listing alone tells."""
-        ...
-
-    def shards(self) -> Iterator[Shard]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +122,45 @@ def list_data(store: Store) -> list[ObjectInfo]:
 
 
 def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:
-    """ "webdataset" or "files", by the names and, when these tell nothing, by the heads of a few objects."""
+    """The format, by the names and, when these tell nothing, by the heads of a few objects."""
     visible = [info for info in infos if not is_hidden(info.key)]
-    shard = next((info.key for info in visible if FORMATS["webdataset"].owns(info.key)), None)
     image = next((info.key for info in visible if is_image(split_file(info.key)[1])), None)
-    if shard is not None and image is not None:
+    shards: dict[str, str] = {}
+    for name, owns in OWNS.items():
+        found = next((info.key for info in visible if owns(info.key)), None)
+        if found is not None and (name != "table" or image is None):  # a table beside images is about them
+            shards[name] = found
+    if len(shards) > 1 or (shards and image is not None):
+        named = {f"shards (as {key})": name for name, key in shards.items()}
+        if image is not None:
+            named[f"images (as {image})"] = "files"
         raise UsageError(
-            f"{store.url}: both shards (as {shard}) and images (as {image}): a dataset is one or the other",
-            "name the format: webdataset takes the shards, files takes the images",
+            f"{store.url}: both {' and '.join(named)}: a dataset is one or the other",
+            "name the format: "
+            + ", ".join(f"{name} takes the {what.partition(' (')[0]}" for what, name in named.items()),
         )
-    if shard is not None or (image is None and _heads_are_tars(store, visible)):
-        return "webdataset"
-    if image is None:
+    if shards:
+        return next(iter(shards))
+    if image is not None:
+        return "files"
+    by_head = _by_heads(store, visible)
+    if by_head is None:
         raise ShardError(
             f"{store.url}: no data found: neither shards nor images among {len(infos)} objects",
             "check the URL, or name the format",
         )
-    return "files"
+    return by_head
 
 
-def _heads_are_tars(store: Store, infos: Sequence[ObjectInfo]) -> bool:
+def _by_heads(store: Store, infos: Sequence[ObjectInfo]) -> str | None:
     for info in [info for info in infos if info.size >= MAGIC_BYTES][:PROBES_MAX]:
         head = store.get_ranges(info.key, [ByteRange(0, min(BLOCK, info.size))], version=info.version)[0]
         if is_header(head) or detect(head[:MAGIC_BYTES]):
-            return True
-    return False
+            return "webdataset"
+        for name, kind in ROW_SHARDS.items():
+            if head.startswith(kind.heads):
+                return name
+    return None
 
 
 def source_of(
@@ -206,12 +189,13 @@ def source_of(
     shards = list(listed)
     if infos is None:
         shards = [info for info in listed if not is_hidden(info.key)]
-        named = [info for info in shards if FORMATS[kind].owns(info.key)]
-        strangers = [info.key for info in shards if not FORMATS[kind].owns(info.key)] if named else []
+        named = [info for info in shards if OWNS[kind](info.key)]
+        strangers = [info.key for info in shards if not OWNS[kind](info.key)] if named else []
         for key in strangers:
             findings.add("not-a-shard", "notice", key, "passed over: its name is no shard's")
         shards = named or shards
-    return _Tars(store, kind, shards, findings.all(), workers or 4 * cpus(), scratch, progress)
+    make = RowShards if kind in ROW_SHARDS else _Tars
+    return make(store, kind, shards, findings.all(), workers or 4 * cpus(), scratch, progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,308 @@
+"""Tables (Parquet, Arrow IPC): rows are samples, columns are fields.
+
+Of a row group only the wanted columns are decoded, and the last few are kept: rows that are read together should lie
+together. A null is a field that the row has not. Values keep their type: NumPy scalars, `str`, bytes; lists of numbers
+are arrays; of Hugging Face's struct {bytes, path} the bytes are the value (a bare path leads outside: it is no value).
+
+Keys are row numbers within the shard, unless a column `__key__` says them (the writer here makes one).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stoker.errors import SampleError, ShardError, UsageError
+from stoker.format.base import FieldPlace, Findings, ShardScan
+from stoker.format.guard import look
+from stoker.format.limits import ROW_BYTES_MAX
+from stoker.format.rows import KEY_FIELD, RowFormat, RowSamples, damaged, resolve
+from stoker.format.table_guard import ARROW_FILE, FAILURES, PARQUET, Kind, open_parquet
+
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".arrows", ".ipc")
+DECODED_BYTES_MAX = 256 << 20
+"""Decoded columns of row groups that one open shard keeps; the one in use is kept whatever its size."""
+GROUP_BYTES = 16 << 20
+"""What the writer makes a row group of."""
+
+
+def owns(key: str) -> bool:
+    return key.lower().endswith(SUFFIXES)
+
+
+def scan_table(path: Path, key: str) -> ShardScan:
+    """The samples of the shard *key* that lies at *path*, and what is wrong with it."""
+    findings = Findings()
+    try:
+        found = look("table", path, key)
+        names, rows = tuple(found["columns"]), sum(found["groups"])
+        keys = None
+        if KEY_FIELD in names:
+            file = TableFile(path, found["kind"], found["groups"], names)
+            keys = [str(value) for value in file.read(range(rows), KEY_FIELD)]
+            file.close()
+        return ShardScan(RowSamples([(rows, names)], keys), findings.all())
+    except (ShardError, SampleError) as error:
+        return damaged(error, key, findings)
+
+
+def open_table(path: Path) -> TableFile:
+    """Open a shard to read its rows. ShardError when its structure is damaged."""
+    found = look("table", path, path.name)
+    return TableFile(path, found["kind"], found["groups"], found["columns"])
+
+
+class TableFile:
+    """The rows of one file. Safe in threads; each process opens its own."""
+
+    def __init__(self, path: Path, kind: Kind, groups: Sequence[int], names: Sequence[str]) -> None:
+        self._path = path
+        self._kind = kind
+        self._starts = np.cumsum([0, *groups])
+        self._names = tuple(names)
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._file: Any = None
+        self._decoded: OrderedDict[tuple[int, str], pa.ChunkedArray] = OrderedDict()
+
+    def read(self, rows: Sequence[int], field: str) -> list[object]:
+        """The values of *field* in these rows, in their order; None for nulls and unknown fields."""
+        name = resolve(field, self._names)
+        wanted = np.asarray(rows, np.int64)
+        values: list[object] = [None] * len(wanted)
+        if name is None or not len(wanted):
+            return values
+        if not 0 <= wanted.min() <= wanted.max() < self._starts[-1]:
+            raise SampleError(f"{self._path.name}: row {wanted.max()} of {self._starts[-1]}")
+        groups = np.searchsorted(self._starts, wanted, side="right") - 1
+        for group in np.unique(groups).tolist():
+            column = self._column(group, name)
+            for at in np.flatnonzero(groups == group).tolist():
+                row = int(wanted[at])
+                try:
+                    values[at] = _value(column[row - int(self._starts[group])])
+                except FAILURES as error:
+                    raise SampleError(f"{self._path.name}:{name}, row {row}: no value: {error}") from error
+        return values
+
+    def lengths(self, field: str) -> np.ndarray:
+        """int64 [rows]: elements of each row's list, or its bytes; 0 where it is null."""
+        name = resolve(field, self._names)
+        counts = [np.zeros(0, np.int64)]
+        for group in range(len(self._starts) - 1):
+            rows = int(self._starts[group + 1] - self._starts[group])
+            if name is None:
+                counts.append(np.zeros(rows, np.int64))
+                continue
+            column = self._column(group, name)
+            measure = pc.list_value_length if pa.types.is_nested(column.type) else pc.binary_length
+            counts.append(np.asarray(pc.fill_null(measure(column), 0)).astype(np.int64))
+        return np.concatenate(counts)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file = None
+            self._decoded.clear()
+
+    def _column(self, group: int, name: str) -> pa.ChunkedArray:
+        """One column of one group, decoded."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._file, self._pid = None, os.getpid()
+                self._decoded = OrderedDict()
+            found = self._decoded.get((group, name))
+            if found is None:
+                try:
+                    found = self._decode(group, name)
+                except FAILURES as error:
+                    first, stop = (int(start) for start in self._starts[group : group + 2])
+                    raise SampleError(
+                        f"{self._path.name}:{name}, rows {first} to {stop - 1}: cannot be read: {error}"
+                    ) from error
+                self._decoded[group, name] = found
+                while len(self._decoded) > 1 and sum(one.nbytes for one in self._decoded.values()) > DECODED_BYTES_MAX:
+                    self._decoded.popitem(last=False)
+            self._decoded.move_to_end((group, name))
+            return found
+
+    def _decode(self, group: int, name: str) -> pa.ChunkedArray:
+        if self._file is None:
+            self._file = self._open()
+        rows = int(self._starts[group + 1] - self._starts[group])
+        if self._kind == "parquet":
+            table = self._file.read_row_group(group, columns=[name], use_threads=False)
+            column = table.column(name)
+        elif self._kind == "file":
+            column = pa.chunked_array([self._file.get_batch(group).column(name)])
+        else:
+            column = pa.chunked_array([self._file[group].column(name)])
+        column.validate()
+        if len(column) != rows:
+            raise ShardError(f"expected {rows} rows, found {len(column)}")
+        return column
+
+    def _open(self) -> Any:
+        if self._kind == "parquet":
+            return open_parquet(self._path)
+        source = pa.memory_map(str(self._path))
+        return pa.ipc.open_file(source) if self._kind == "file" else list(pa.ipc.open_stream(source))
+
+
+def _value(scalar: pa.Scalar) -> object:
+    """What a cell holds."""
+    if not scalar.is_valid:
+        return None
+    kind = scalar.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return np.array(scalar.value.values.to_numpy(zero_copy_only=False)).reshape(kind.shape)
+    if pa.types.is_dictionary(kind):
+        return _value(scalar.value)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype()).type(scalar.as_py())
+    if _is_list(kind):
+        inner = scalar.values
+        if inner is None or inner.null_count or not _is_number(kind.value_type):
+            return scalar.as_py()
+        return np.array(inner.to_numpy(zero_copy_only=False), kind.value_type.to_pandas_dtype())
+    if pa.types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:
+        return _value(scalar["bytes"])
+    value: object = scalar.as_py()
+    return value
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+class TableWriter:
+    """Writes one shard of rows. The fields are those of the first sample; one that a later sample lacks is a null.
+
+    int → int64, float → float64, NumPy scalars as they are, str, bytes; 1-D arrays and lists of numbers → lists of any
+    length, arrays of more dimensions → tensors of the first one's shape. *path* ends in .parquet, or in .arrow for an
+    Arrow file. The output depends on the input only.
+    """
+
+    def __init__(self, path: Path, *, compression: str = "zstd") -> None:
+        if not path.name.endswith((".parquet", ".arrow")):
+            raise UsageError(f"{path.name}: a table is written as .parquet or .arrow")
+        self._path = path
+        self._compression = compression
+        self._schema: pa.Schema | None = None
+        self._writer: Any = None
+        self._columns: dict[str, list[Any]] = {}
+        self._rows = self._pending_bytes = 0
+        self._alive = True
+
+    def add(self, key: str, values: Mapping[str, object]) -> tuple[FieldPlace, ...]:
+        """Append a sample. UsageError names the field that the format cannot hold; nothing of the sample is written."""
+        if not self._alive:
+            raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
+        given = {name: _storable(name, value) for name, value in {KEY_FIELD: key, **values}.items()}
+        if self._schema is None:
+            self._schema = pa.schema([(name, _type(name, value)) for name, value in given.items()])
+            self._columns = {name: [] for name in given}
+        for name, value in given.items():
+            if name not in self._columns:
+                raise UsageError(f"table: sample {key!r} has a field {name!r} that the first sample has not")
+            kind, found = self._schema.field(name).type, _type(name, value)
+            if kind != found:
+                raise UsageError(f"table: sample {key!r}: field {name!r} is {found}, before it was {kind}")
+        for name, column in self._columns.items():
+            column.append(given.get(name))
+        self._rows += 1
+        self._pending_bytes += sum(_size(value) for value in given.values())
+        if self._pending_bytes >= GROUP_BYTES:
+            self._flush()
+        return tuple(FieldPlace(name, 0, 0, row=self._rows - 1) for name in values)
+
+    def close(self) -> int:
+        """Write the end; gives the bytes of the shard. UsageError without a sample: nothing says the columns."""
+        if self._alive:
+            if self._schema is None:
+                raise UsageError(f"{self._path.name}: a table without a row has no columns")
+            self._flush()
+            self._alive = False
+            self._writer.close()
+        return self._path.stat().st_size
+
+    def _flush(self) -> None:
+        """Write what is pending as one row group."""
+        self._alive = False
+        assert self._schema is not None
+        if self._writer is None:
+            self._writer = self._begin(self._schema)
+        if self._columns[KEY_FIELD]:
+            arrays = [_array(column, self._schema.field(name).type) for name, column in self._columns.items()]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+            self._columns = {name: [] for name in self._columns}
+        self._pending_bytes = 0
+        self._alive = True
+
+    def _begin(self, schema: pa.Schema) -> Any:
+        if self._path.suffix == ".arrow":
+            options = pa.ipc.IpcWriteOptions(compression=None if self._compression == "none" else self._compression)
+            return pa.ipc.new_file(str(self._path), schema, options=options)
+        return pq.ParquetWriter(self._path, schema, compression=self._compression, write_page_checksum=True)
+
+
+def _storable(name: str, value: object) -> Any:
+    """The value as it will be stored. UsageError for what a table cannot hold."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"field {name!r}: a text that is no Unicode: {error}") from error
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or (array.ndim > 1 and not array.size):
+        said = f"{array.dtype} {array.shape or ''}".rstrip()
+        raise UsageError(f"field {name!r}: a table cannot hold a {type(value).__name__} of {said}")
+    if array.nbytes > ROW_BYTES_MAX:
+        raise UsageError(f"field {name!r}: {array.nbytes} bytes in one row, at most {ROW_BYTES_MAX} are written")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _type(name: str, value: Any) -> pa.DataType:
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, bytes):
+        return pa.binary()
+    element = pa.from_numpy_dtype(value.dtype)
+    if value.ndim == 0:
+        return element
+    return pa.list_(element) if value.ndim == 1 else pa.fixed_shape_tensor(element, value.shape)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes) else int(value.nbytes)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column of a row group."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        flat = [None if value is None else value.reshape(-1) for value in values]
+        return pa.ExtensionArray.from_storage(kind, pa.array(flat, kind.storage_type))
+    if not _is_list(kind):
+        values = [value[()] if isinstance(value, np.ndarray) else value for value in values]
+    return pa.array(values, kind)
+
+
+TABLE = RowFormat("table", owns, (PARQUET, ARROW_FILE), scan_table, open_table)
