@@ -18,6 +18,8 @@ _IMAGES = frozenset(IMAGE_FIELDS)
 _JPEG = frozenset(("jpeg", "jpe", "jfif"))
 STOKER_FOLDER = "_stoker"
 """Where stoker keeps what it writes beside a dataset; never data."""
+KEY_FIELD = "__key__"
+"""The column or feature in which formats whose samples have no names keep them."""
 _HIDDEN = re.compile(
     r"(?:^|/)(?:\.(?!\.?(?:/|\Z))|__MACOSX(?:/|\Z)|(?i:thumbs\.db|desktop\.ini)\Z)|^" + STOKER_FOLDER + r"(?:/|\Z)"
 )
@@ -62,3 +64,8 @@ def printable(name: str) -> str:
         if "\udc80" <= char <= "\udcff" else char.encode("unicode_escape").decode("ascii")
         for char in name
     )  # fmt: skip
+
+
+def row_key(row: int) -> str:
+    """The key of a sample that has none: its row in the shard."""
+    return f"{row:08d}"
