@@ -16,12 +16,14 @@ from stoker.format.base import (
     ShardWriter,
 )
 from stoker.format.hdf5 import HDF5
+from stoker.format.mds import MDS
 from stoker.format.names import IMAGE_FIELDS, STOKER_FOLDER, is_image
 from stoker.format.rows import ROW_FORMATS, RowFormat
 from stoker.format.table import TABLE
+from stoker.format.tfrecord import TFRecord
 from stoker.format.webdataset import WebDataset, WebDatasetWriter, compression_of
 
-FORMATS: dict[str, Format] = {"webdataset": WebDataset()}
+FORMATS: dict[str, Format] = {"webdataset": WebDataset(), "mds": MDS(), "tfrecord": TFRecord()}
 """The formats that keep many samples in one object. The other way is "files": see `stoker.format.files`."""
 ROW_SHARDS: dict[str, RowFormat] = {one.name: one for one in (HDF5, TABLE)}
 """The formats whose samples are rows that a library reads from a file."""

@@ -29,7 +29,11 @@ from stoker.format.window import Window
 HEAD_BYTES, FOOT_BYTES = 12, 4
 RECORD_FIELD = "record"
 """The one field of a record that is no Example."""
-_NAME = re.compile(r"(?:^|[._-])(?:tfrecords?|tfrec|recordio)(?:[._-]|$)|-\d{5,}-of-\d{5,}(?:\.gz)?$", re.IGNORECASE)
+_NAME = re.compile(
+    r"\.(?:[a-z]+-)?(?:tfrecords?|tfrec|recordio)(?:$|[.-])|tfrecord.*\.gz$|-\d{5,}-of-\d{5,}(?:\.gz)?$", re.IGNORECASE
+)
+"""x.tfrecord, x.tfrecord.gz, x.tfrecord-00000-of-00012, x.tfe-tfrecord, x_tfrecord_eval.gz, x-00000-of-00012(.gz); but
+not a folder called `tfrecords`."""
 _NOT_NAME = re.compile(r"array_?record|\.(?:idx|index|json|txt|md|pbtxt|csv|tmp)$", re.IGNORECASE)
 _PEEK_BYTES = 64
 

@@ -12,12 +12,15 @@ from stoker.flow import Progress, no_progress
 from stoker.format import FORMATS, OWNS, ROW_SHARDS, STOKER_FOLDER, Finding, Findings
 from stoker.format.codec import MAGIC_BYTES, detect
 from stoker.format.files import FileDataset, ManifestRow, gather
+from stoker.format.mds_index import INDEX_NAME
 from stoker.format.names import is_hidden, is_image, split_file
 from stoker.format.tar import BLOCK, is_header
+from stoker.format.tfrecord import begins
 from stoker.index.entry import ObjectRef
 from stoker.index.layout import Manifest
 from stoker.index.scan import scan_shards
 from stoker.index.source import Shard, Source
+from stoker.index.source_mds import mds_source
 from stoker.index.source_rows import RowShards
 from stoker.index.write import IndexWriter
 from stoker.machine import cpus
@@ -143,6 +146,8 @@ def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:
         return next(iter(shards))
     if image is not None:
         return "files"
+    if any(info.key == INDEX_NAME for info in visible):
+        return "mds"  # without shards that its name would tell: what is wrong, its source says
     by_head = _by_heads(store, visible)
     if by_head is None:
         raise ShardError(
@@ -155,6 +160,8 @@ def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:
 def _by_heads(store: Store, infos: Sequence[ObjectInfo]) -> str | None:
     for info in [info for info in infos if info.size >= MAGIC_BYTES][:PROBES_MAX]:
         head = store.get_ranges(info.key, [ByteRange(0, min(BLOCK, info.size))], version=info.version)[0]
+        if begins(head):
+            return "tfrecord"
         if is_header(head) or detect(head[:MAGIC_BYTES]):
             return "webdataset"
         for name, kind in ROW_SHARDS.items():
@@ -185,6 +192,9 @@ def source_of(
         return _Files(dataset, {info.key: info for info in listed}, progress)
     if options.manifest is not None:
         raise UsageError(f"{store.url}: a manifest goes with raw files, this is {kind}")
+    workers = workers or 4 * cpus()
+    if kind == "mds" and infos is None:
+        return mds_source(store, listed, workers=workers, scratch=scratch, progress=progress)
     findings = Findings()
     shards = list(listed)
     if infos is None:
@@ -195,7 +205,7 @@ def source_of(
             findings.add("not-a-shard", "notice", key, "passed over: its name is no shard's")
         shards = named or shards
     make = RowShards if kind in ROW_SHARDS else _Tars
-    return make(store, kind, shards, findings.all(), workers or 4 * cpus(), scratch, progress)
+    return make(store, kind, shards, findings.all(), workers, scratch, progress)
 
 
 @dataclass(frozen=True, slots=True)
