@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stoker.format.arrays import Arrays
 from stoker.format.base import (
     ColumnValue,
     FieldPlace,
@@ -23,7 +24,7 @@ from stoker.format.table import TABLE
 from stoker.format.tfrecord import TFRecord
 from stoker.format.webdataset import WebDataset, WebDatasetWriter, compression_of
 
-FORMATS: dict[str, Format] = {"webdataset": WebDataset(), "mds": MDS(), "tfrecord": TFRecord()}
+FORMATS: dict[str, Format] = {"webdataset": WebDataset(), "mds": MDS(), "tfrecord": TFRecord(), "arrays": Arrays()}
 """The formats that keep many samples in one object. The other way is "files": see `stoker.format.files`."""
 ROW_SHARDS: dict[str, RowFormat] = {one.name: one for one in (HDF5, TABLE)}
 """The formats whose samples are rows that a library reads from a file."""

@@ -77,3 +77,6 @@ SNAPPY_BYTES_MAX = 1 << 30
 """Expanded bytes of one snappy block: it can only be expanded in memory, as a whole."""
 THRIFT_BYTES_MAX = 64 << 20
 """A text in Parquet's metadata; a list in it has at most a sixteenth as many elements."""
+ARRAYS_HEAD_BYTES_MAX = 4 << 20
+ARRAYS_KEYS_BYTES_MAX = 1 << 30
+"""All keys of a shard of arrays: they are in memory while it is indexed."""

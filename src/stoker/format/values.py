@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.errors import ShardError
-from stoker.format import mds_values, proto
+from stoker.format import arrays, mds_values, proto
 
 Decode = Callable[[str, bytes | memoryview], object]
 """(what stands behind the prefix, the field's bytes) → the value. SampleError when the bytes are not such a value."""
 
-CODECS: dict[str, Decode] = {"mds": mds_values.decode, "tf": proto.decode_feature}
+CODECS: dict[str, Decode] = {"mds": mds_values.decode, "tf": proto.decode_feature, "np": arrays.decode_np}
 """Prefix → decoder."""
 
 
