@@ -143,4 +143,4 @@ def test_an_empty_field_lies_well() -> None:
     """A scalar string array or zero-size shape does not break the layout."""
     layout = lay_out(2, {"none": ((0,), "float32")}, mask=False)
     assert layout.views(bytearray(layout.nbytes))["none"].shape == (2, 0)
-    assert np.dtype(layout.arrays[0].dtype) == np.int64
+    assert layout.arrays[0].dtype == np.int64

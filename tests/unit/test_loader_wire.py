@@ -48,9 +48,10 @@ def test_descriptors_travel_with_a_message(ends: tuple[socket.socket, socket.soc
 
 
 def test_the_end_is_an_eof(ends: tuple[socket.socket, socket.socket]) -> None:
-    """A closed other side is EOFError, also in the middle of a message."""
-    ends[0].send(b"\x01\x00")
+    """A closed other side is EOFError, after all that it had sent."""
+    send(ends[0], "last words")
     ends[0].close()
+    assert receive(ends[1])[0] == "last words"
     with pytest.raises(EOFError):
         receive(ends[1])
 

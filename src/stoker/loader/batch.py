@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,9 +92,8 @@ class Batch:
         self.intervals.append((stage, start_s, stop_s))
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """What the trainer is told of a batch that lies in a slot."""
+class Delivered(NamedTuple):
+    """What the trainer is told of a batch that lies in a slot. A tuple: it is unpickled in the training process."""
 
     generation: int
     epoch: int

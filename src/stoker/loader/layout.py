@@ -6,8 +6,10 @@ slots, each starting on a page, so that one can be page-locked or advised alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +28,10 @@ class ArrayPlace:
     name: str
     shape: tuple[int, ...]
     """Shape with the batch dimension first."""
-    dtype: str
+    dtype: np.dtype[Any]
     offset: int
     """Bytes from the start of the slot."""
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +53,8 @@ class SlotLayout:
     def views(self, buffer: object, base: int = 0) -> dict[str, np.ndarray]:
         """The slot's arrays over *buffer*, whose byte *base* is the slot's first."""
         return {
-            place.name: np.frombuffer(
-                buffer,  # type: ignore[call-overload]  # anything with the buffer protocol
-                dtype=place.dtype,
-                count=int(np.prod(place.shape, dtype=np.int64)),
-                offset=base + place.offset,
-            ).reshape(place.shape)
-            for place in self.arrays
+            place.name: np.ndarray(place.shape, place.dtype, buffer, base + place.offset)  # type: ignore[arg-type]
+            for place in self.arrays  # the stub wants a bytes-like type, any exporter of a buffer will do
         }
 
 
@@ -74,7 +68,8 @@ def lay_out(batch_size: int, fields: Mapping[str, tuple[tuple[int, ...], str]], 
     for name, (shape, dtype) in wanted.items():
         if np.dtype(dtype).hasobject:
             raise UsageError(f"field {name!r}: arrays of Python objects cannot lie in shared memory (dtype {dtype})")
-        place = ArrayPlace(name, (batch_size, *shape), dtype, offset)
+        kind, whole = np.dtype(dtype), (batch_size, *shape)
+        place = ArrayPlace(name, whole, kind, offset, kind.itemsize * math.prod(whole))
         arrays.append(place)
         offset += -(-place.nbytes // ALIGN_BYTES) * ALIGN_BYTES
     return SlotLayout(tuple(arrays), max(PAGE_BYTES, -(-offset // PAGE_BYTES) * PAGE_BYTES))

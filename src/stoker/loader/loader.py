@@ -75,7 +75,7 @@ class Loader:
         self._split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
         order = plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes)
         self._plan = plan_hash(
-            format_name=dataset.index.format, shards=[(dataset.index.plan_identity(), 0, len(dataset))],
+            format_name=dataset.index.format, shards=[(dataset.plan_identity(), 0, len(dataset))],
             seed=seed, mode=order.mode, canonical_nodes=canonical_nodes,
         )  # fmt: skip
         self._bad_policy = BadPolicy(on_bad, on_bad_max)

@@ -72,7 +72,7 @@ def plan_order(dataset: Dataset, shuffle: Shuffle, *, seed: int, canonical_nodes
         mode = shuffle
     if not isinstance(mode, Window) and mode not in ("full", "none"):
         raise UsageError(f"shuffle must be 'auto', 'full', 'none' or stoker.Window(shards=…), found {shuffle!r}")
-    return build_order(mode, shard_starts=dataset.index.shard_starts, seed=seed, canonical_nodes=canonical_nodes)
+    return build_order(mode, shard_starts=dataset.shard_starts, seed=seed, canonical_nodes=canonical_nodes)
 
 
 def _fits_cache(dataset: Dataset) -> bool:

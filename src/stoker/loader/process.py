@@ -85,21 +85,21 @@ class FeederProcess:
         if os.getpid() != self._owner:
             raise FeederError("a Loader cannot be used in a forked child: make one there")
         began = heard = self._clock.monotonic()
-        while True:
-            try:
-                ready = self._waiter.wait(ASK_EVERY_S)
-                if ready:
-                    (kind, value), descriptors = receive(self._link)
-            except EOFError:
-                raise self._death() from None
-            now = self._clock.monotonic()
-            if not ready:
-                self._doubt(now - heard, now - began)
-                continue
-            heard = now
-            if kind == "batch":
-                return value  # type: ignore[no-any-return]  # the wire carries our own frozen values
-            self._note(kind, value, descriptors, now)
+        try:
+            while True:
+                try:  # first without waiting: most batches lie there already, and cost one system call
+                    (kind, value), descriptors = receive(self._link, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if not self._waiter.wait(ASK_EVERY_S):
+                        now = self._clock.monotonic()
+                        self._doubt(now - heard, now - began)
+                    continue
+                if kind == "batch":
+                    return value  # type: ignore[no-any-return]  # the wire carries our own frozen values
+                heard = self._clock.monotonic()
+                self._note(kind, value, descriptors, heard)
+        except EOFError:
+            raise self._death() from None
 
     def _note(self, kind: str, value: Any, descriptors: list[int], now: float) -> None:
         if kind == "slab":

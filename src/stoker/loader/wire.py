@@ -1,73 +1,68 @@
-"""Messages between trainer and feeder over one socket pair: a length, a pickle, and descriptors beside it.
+"""Messages between trainer and feeder over one socket pair: a pickle each, and descriptors beside it.
 
-Both ends are this program, started by each other, so pickle is safe here. A message over INLINE_BYTES_MAX
-(variable-size fields, many long keys) travels in a memfd of its own whose descriptor is passed along: a socket would
-copy it twice and could block the feeder in the middle."""
+The socket keeps messages apart (SEQPACKET), so that one system call sends or takes one. Both ends are this program,
+started by each other, so pickle is safe here. A message over INLINE_BYTES_MAX (variable-size fields, many long keys)
+travels in a memfd of its own whose descriptor is passed along: a socket would copy it twice and could block the feeder.
+"""
 
 from __future__ import annotations
 
+import array
 import mmap
 import os
 import pickle
 import select
 import socket
-import struct
 from typing import Any
 
 from stoker.errors import FeederError
 
 INLINE_BYTES_MAX = 32_768
-_HEAD = struct.Struct("<QQ")  # length of what follows; length of the payload in the first descriptor, 0 if inline
+"""Well under the 208 KiB that a message of a Unix socket may have by default."""
 DESCRIPTORS_MAX = 4
+_INLINE, _CARRIED = b"I", b"C"
+_SPACE = socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize)
 
 
 def send(link: socket.socket, message: object, descriptors: tuple[int, ...] = ()) -> None:
     """Send one message; blocks while the other side's buffer is full. OSError when the other side is gone."""
     data = pickle.dumps(message, protocol=5)
     if len(data) <= INLINE_BYTES_MAX:
-        _send_all(link, _HEAD.pack(len(data), 0) + data, descriptors)
+        _send(link, _INLINE + data, descriptors)
         return
     carrier = os.memfd_create("stoker-payload", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(carrier), "wb") as out:
             out.write(data)
-        _send_all(link, _HEAD.pack(0, len(data)), (carrier, *descriptors))
+        _send(link, _CARRIED, (carrier, *descriptors))
     finally:
         os.close(carrier)
 
 
-def _send_all(link: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
-    sent = socket.send_fds(link, [data], list(descriptors)) if descriptors else link.send(data)
-    if sent < len(data):
-        link.sendall(memoryview(data)[sent:])
+def _send(link: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> None:
+    if descriptors:
+        socket.send_fds(link, [data], list(descriptors))
+    else:
+        link.send(data)
 
 
-def _receive_exactly(link: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        piece = link.recv(count - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
+def receive(link: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
+    """The next message and the descriptors that came with it. EOFError when the other side is gone.
 
-
-def receive(link: socket.socket) -> tuple[Any, list[int]]:
-    """The next message and the descriptors that came with it. EOFError when the other side is gone."""
+    With MSG_DONTWAIT among *flags*: BlockingIOError when there is none yet.
+    """
     try:
-        head, descriptors, _, _ = socket.recv_fds(link, _HEAD.size, DESCRIPTORS_MAX)
-        if not head:
-            raise EOFError
-        if len(head) < _HEAD.size:
-            head += _receive_exactly(link, _HEAD.size - len(head))
-        inline, carried = _HEAD.unpack(head)
-        if not carried:
-            return pickle.loads(_receive_exactly(link, inline)), descriptors
+        data, ancillary, _, _ = link.recvmsg(INLINE_BYTES_MAX + 1, _SPACE, flags)
     except ConnectionError as error:
         raise EOFError from error
+    if not data:
+        raise EOFError
+    descriptors = [number for _, _, packed in ancillary for number in array.array("i", packed)]
+    if data[:1] == _INLINE:
+        return pickle.loads(memoryview(data)[1:]), descriptors
     carrier = descriptors.pop(0)
     try:
-        with mmap.mmap(carrier, carried, access=mmap.ACCESS_READ) as payload:
+        with mmap.mmap(carrier, 0, access=mmap.ACCESS_READ) as payload:
             return pickle.loads(payload), descriptors
     finally:
         os.close(carrier)
@@ -108,4 +103,4 @@ def pair() -> tuple[socket.socket, socket.socket]:
         raise FeederError(
             "stoker.Loader needs Linux 5.3 or newer (memfd, pidfd)", "elsewhere pack, index and plan work"
         )
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
