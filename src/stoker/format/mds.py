@@ -148,12 +148,13 @@ def scan_mds(
         if columns is not None and described is not None and described != columns:
             raise ShardError(f"{reader.key}: the shard has columns {described}, index.json says {columns}", _REFETCH)
         columns = columns or described
-        if columns is None:
-            raise ShardError(f"{reader.key}: the shard does not describe its columns", "keep index.json beside it")
         if samples >= 0 and samples != len(offsets) - 1:
             message = f"index.json says {samples} samples, the shard has {len(offsets) - 1}"
             findings.add("sample-count", "error", reader.key, message)
-        found = _samples(reader, columns, offsets, findings, Window(reader, skip_bytes_min))
+        if columns is not None:
+            found = _samples(reader, columns, offsets, findings, Window(reader, skip_bytes_min))
+        elif len(offsets) > 1:
+            raise ShardError(f"{reader.key}: the shard does not describe its columns", "keep index.json beside it")
         _judge_end(reader, offsets, findings)
     except ShardError as error:
         findings.take(damage(error, reader.key))
@@ -325,8 +326,8 @@ class MDSWriter:
             raise UsageError(f"key {key!r} in row {row}: keys are not kept, expected {row_key(row)!r}")
         if len(key.encode()) > NAME_BYTES_MAX:
             raise UsageError(f"a key of {len(key)} characters, at most {NAME_BYTES_MAX} bytes are allowed")
-        kept = {KEY_FIELD: key, **values} if self._keys else values
-        if kept.keys() != set(columns.names):
+        kept = {**values, KEY_FIELD: key} if self._keys else values
+        if KEY_FIELD in values or kept.keys() != set(columns.names):
             raise UsageError(
                 f"{key}: fields {', '.join(sorted(values))}, the shard's columns are {', '.join(columns.names)}",
                 "samples of an MDS shard have all the same fields",

@@ -250,10 +250,12 @@ def _number_bytes(dtype: str, value: object) -> bytes | None:
         return None
     if np.dtype(dtype).kind in "iu" and isinstance(value, float | np.floating):
         return None
-    narrow = np.dtype(dtype).newbyteorder("<").type(value)
-    if narrow != value and value == value:
+    element, exact = np.dtype(dtype).newbyteorder("<"), value.item() if isinstance(value, np.generic) else value
+    with np.errstate(over="ignore"):
+        narrow = np.array(exact, element)
+    if narrow.item() != exact and exact == exact:
         raise ValueError(f"it would become {narrow}")
-    return bytes(narrow.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
+    return bytes(narrow.tobytes())
 
 
 def _array_bytes(kind: Encoding, value: np.ndarray) -> bytes:

@@ -266,7 +266,8 @@ def _numeric(name: str, value: np.ndarray) -> bytes:
         return _tagged(_INT64, _tagged(1, packed) if packed else b"")
     if value.dtype.kind != "f":
         raise _cannot(name, value, "arrays hold integers or floats")
-    narrow = value.astype("<f4")
+    with np.errstate(over="ignore"):
+        narrow = value.astype("<f4")
     if not np.array_equal(narrow, value, equal_nan=True):
         raise _cannot(name, value, "floats have 32 bits, and these would lose digits: make them float32")
     return _tagged(_FLOAT, _tagged(1, narrow.tobytes()) if value.size else b"")
