@@ -3,5 +3,6 @@
 from stoker.dataset.dataset import Dataset
 from stoker.dataset.open import open  # noqa: A004  # the public name is `stoker.open`
 from stoker.dataset.read import RawSamples, SampleReader
+from stoker.dataset.tokens import TokenDataset, tokens
 
-__all__ = ["Dataset", "RawSamples", "SampleReader", "open"]
+__all__ = ["Dataset", "RawSamples", "SampleReader", "TokenDataset", "open", "tokens"]

@@ -68,6 +68,15 @@ class Dataset:
         """Whether reading may mean a round trip: then it is worth reading ahead."""
         return not isinstance(innermost(self.store), HasPaths)
 
+    @property
+    def shard_starts(self) -> np.ndarray:
+        """int64 [shards + 1]: the first sample of each shard, and the number of samples."""
+        return self.index.shard_starts
+
+    def plan_identity(self) -> str:
+        """What a resumed run must find again: changes with the samples and their order, not with where they lie."""
+        return self.index.plan_identity()
+
     def map(self, function: Map) -> Dataset:
         """The dataset with *function* applied to each raw sample (a dict with `__key__`, `__index__`) as it is read."""
         return Dataset(self.store, self.index, cache=self.cache, maps=(*self.maps, function))

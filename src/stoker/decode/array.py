@@ -13,6 +13,8 @@ import numpy as np
 from stoker.errors import SampleError, UsageError
 
 HEADER_BYTES_MAX = 10_000
+NPY_FAILURES = (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError, struct.error)
+"""What `npy_header` raises for bytes that are no .npy."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Npy:
     def _view(self, raw: bytes | memoryview) -> np.ndarray[Any, Any]:
         """The array over *raw* itself."""
         try:
-            shape, fortran, dtype, start = _header(raw)
-        except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError, struct.error) as error:
+            shape, fortran, dtype, start = npy_header(raw)
+        except NPY_FAILURES as error:
             raise SampleError(f"npy: {type(error).__name__}: {error}; found {len(raw)} bytes") from None
         if dtype.hasobject:
             raise SampleError(
@@ -57,7 +59,7 @@ class Npy:
         return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _header(raw: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def npy_header(raw: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Shape, Fortran order, type and where the data begin, of an .npy of version 1, 2 or 3.
 
     NumPy's own reader falls back on Python's tokenizer for headers of Python 2, with errors of its own kind.

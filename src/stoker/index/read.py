@@ -176,6 +176,17 @@ class Index:
         codec = "" if view.codecs is None else files.manifest.codecs[view.codecs[at]]
         return Place(ref, start, stop, codec, -1 if view.rows is None else view.rows[at])
 
+    def field_lengths(self, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """int64 [samples]: stored bytes of *field*, 0 where a sample lacks it; and the codecs that it comes in."""
+        numbers = self._resolve(field)
+        found = np.zeros(len(self), np.int64)
+        codecs: set[int] = set()
+        for start in range(0, len(self), BATCH):
+            lengths, used = self._view(start).field_lengths(numbers)
+            found[start : start + len(lengths)] = lengths
+            codecs |= used
+        return found, tuple(self.manifest.codecs[number] for number in sorted(codecs)) or ("",)
+
     def field_names(self, sample: int) -> tuple[str, ...]:
         """The fields that a sample has, as they lie."""
         names = tuple(self._open().manifest.fields)

@@ -135,6 +135,18 @@ class SampleView:
     def field_numbers(self, row: int) -> list[int]:
         return [self.names[at] for at in self.places(row)]
 
+    def field_lengths(self, numbers: tuple[int, ...]) -> tuple[np.ndarray, set[int]]:
+        """By row: bytes of the first of the fields *numbers* that it has, 0 for none; and the codecs of these."""
+        held, ends, lengths = np.asarray(self.names), np.asarray(self._ends), np.asarray(self.lengths)
+        found = np.zeros(len(ends) - 1, np.int64)
+        codecs: set[int] = set()
+        for number in reversed(numbers):
+            places = np.flatnonzero(held == number)[::-1]  # of a field that comes twice the first counts
+            found[np.searchsorted(ends, places, side="right") - 1] = lengths[places]
+            if self.codecs is not None:
+                codecs.update(np.unique(np.asarray(self.codecs)[places]).tolist())
+        return found, codecs
+
     def column(self, name: str) -> pa.Array:
         return self._batch.column(2).field(name)
 

@@ -1,0 +1,271 @@
+"""`stoker.tokens`: a column of token documents as windows of a fixed length, a dataset like any other.
+
+A window is known by its number: which documents it takes from follows from their lengths, which the index says (tables
+and HDF5 are asked once). Of a document only the elements of the window are read, be it a gigabyte long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from stoker.cache import Objects
+from stoker.dataset.dataset import Dataset, Map
+from stoker.dataset.read import RawSamples, SampleReader
+from stoker.dataset.token_plan import Layout, Piece, WindowPlan, Windows, layout_of, native
+from stoker.errors import SampleError, UsageError
+from stoker.events import SILENT, Recorder
+from stoker.flow import parallel_map
+from stoker.format.rows import ROW_FORMATS
+from stoker.index import ObjectRef
+from stoker.store import ByteRange
+
+OPENED_AT_ONCE = 4
+FIELDS = ("tokens", "document")
+
+
+def tokens(
+    dataset: Dataset,
+    column: str = "tokens",
+    *,
+    length: int = 2048,
+    dtype: Any = None,
+    eos: int | None = None,
+    windows: Windows = "concat",
+) -> TokenDataset:
+    """Windows of *length* tokens over the documents in *column*, in shard order.
+
+    A sample is `tokens`, an integer array [length], and `document`, int32 [length]: 0 for tokens of the window's first
+    document, 1 for the next, for attention masks. *dtype*: of the elements, where the column holds bare bytes. *eos* is
+    put behind every document. *windows*: "concat" lets documents follow each other, "per_document" begins anew with
+    each. What is left over at the end (of each document) is dropped: `dropped_tokens` counts it.
+
+    Raises UsageError when the column holds no tokens, or less than a window of them.
+    """
+    if dataset.maps:
+        raise UsageError("tokens takes a dataset without maps", "map the windows: stoker.tokens(…).map(function)")
+    if column not in dataset.index.fields:
+        raise UsageError(
+            f"no sample of {dataset.url} has a column {column!r}; there are {', '.join(dataset.index.fields)}"
+        )
+    asked = None if dtype is None else np.dtype(dtype)
+    layout, elements = (
+        _rows(dataset, column, asked) if dataset.index.format in ROW_FORMATS else _bytes(dataset, column, asked)
+    )
+    made = native(layout.dtype)
+    if eos is not None and not np.iinfo(made).min <= eos <= np.iinfo(made).max:
+        raise UsageError(f"eos={eos} does not fit {made}, the type of the tokens")
+    plan = WindowPlan(elements, length=length, eos=eos is not None, windows=windows)
+    if not plan.windows:
+        raise UsageError(
+            f"{dataset.url}: {int(elements.sum())} tokens in {len(elements)} documents make no window of {length}"
+        )
+    return TokenDataset(dataset, TokenColumn(column, layout, plan, eos, windows))
+
+
+def _bytes(dataset: Dataset, column: str, dtype: np.dtype[Any] | None) -> tuple[Layout, np.ndarray]:
+    """Layout and elements [documents] of a column whose documents are bytes at known places."""
+    lengths, codecs = dataset.index.field_lengths(column)
+    number = int(np.argmax(lengths > 0))
+    place = dataset.index.place(number, column)
+    first = b""
+    if place is not None:
+        objects = dataset.open_objects()
+        try:
+            head = ByteRange(place.start, place.stop if place.stop - place.start <= 1 << 20 else place.start + 16_384)
+            first = bytes(objects.read(place.object, [head]).data[0])
+        finally:
+            objects.close()
+    layout = layout_of(codecs, column, dtype, first)
+    return layout, layout.elements(lengths)
+
+
+def _rows(dataset: Dataset, column: str, dtype: np.dtype[Any] | None) -> tuple[Layout, np.ndarray]:
+    """The same of a column whose documents are rows: each shard's file is asked."""
+    objects = dataset.open_objects()
+    index = dataset.index
+
+    def lengths_of(shard: int) -> np.ndarray:
+        file = ROW_FORMATS[index.format](objects.file(index.shard_object(shard)))
+        try:
+            return file.lengths(column)
+        finally:
+            file.close()
+
+    try:
+        shards = range(len(index.shard_starts) - 1)
+        counts = np.concatenate([np.zeros(0, np.int64), *parallel_map(lengths_of, shards, workers=OPENED_AT_ONCE)])
+    finally:
+        objects.close()
+    first = dataset[int(np.argmax(counts > 0))].get(column)
+    if isinstance(first, bytes):
+        layout = layout_of(("",), column, dtype, b"")
+        return layout, layout.elements(counts)
+    array = np.asarray(first)
+    if array.ndim != 1 or (dtype is not None and dtype != array.dtype):
+        raise UsageError(
+            f"column {column!r} holds {array.dtype} of shape {array.shape}: expected rows of {dtype or 'whole numbers'}"
+        )
+    return Layout("raw", array.dtype), counts
+
+
+class TokenColumn:
+    """A column of documents and the windows over it: a value."""
+
+    def __init__(self, name: str, layout: Layout, plan: WindowPlan, eos: int | None, windows: Windows) -> None:
+        self.name = name
+        self.layout = layout
+        self.plan = plan
+        self.eos = eos
+        self.windows = windows
+
+    def said(self) -> str:
+        """All that decides what a window holds, beside the documents."""
+        return repr((self.name, str(self.layout.dtype), self.plan.length, self.eos, self.windows))
+
+
+class TokenDataset(Dataset):
+    """Windows of tokens by number. Made by `stoker.tokens`."""
+
+    def __init__(self, documents: Dataset, column: TokenColumn, *, maps: tuple[Map, ...] = ()) -> None:
+        super().__init__(documents.store, documents.index, cache=documents.cache, maps=maps)
+        self.documents = documents
+        self.column = column
+
+    def __len__(self) -> int:
+        return self.column.plan.windows
+
+    def __repr__(self) -> str:
+        return f"<stoker.TokenDataset {self.url}: {len(self)} windows of {self.column.plan.length} tokens>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"documents": self.documents, "column": self.column, "maps": self.maps}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return FIELDS
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return None
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens behind the last whole window (of each document, with windows="per_document")."""
+        return self.column.plan.dropped_tokens
+
+    @property
+    def shard_starts(self) -> np.ndarray:
+        return self.column.plan.starts(self.index.shard_starts)
+
+    def plan_identity(self) -> str:
+        return str(blake3(f"{self.index.plan_identity()}\0{self.column.said()}".encode()).hexdigest())
+
+    def map(self, function: Map) -> TokenDataset:
+        return TokenDataset(self.documents, self.column, maps=(*self.maps, function))
+
+    def objects(self, samples: np.ndarray | None = None) -> Iterator[ObjectRef]:
+        """Every object once, in order of first use by the windows *samples* (int64; default: as they lie)."""
+        return self.index.objects(None if samples is None else self.column.plan.documents(samples))
+
+    def reader(self, fields: tuple[str, ...] | None = None, recorder: Recorder = SILENT) -> SampleReader:
+        return TokenReader(self, self.open_objects(recorder), recorder)
+
+
+class TokenReader(SampleReader):
+    """Reads windows. Thread-safe."""
+
+    def __init__(self, dataset: TokenDataset, objects: Objects, recorder: Recorder) -> None:
+        cached = dataset.cache is not None
+        super().__init__(dataset.index, objects, fields=(dataset.column.name,), cached=cached, recorder=recorder)
+        self._column = dataset.column
+
+    def read(self, samples: Sequence[int]) -> RawSamples:
+        """The windows *samples*. One that cannot be read is a SampleError in place of its values."""
+        pieces = [self._column.plan.pieces(window) for window in samples]
+        wanted = list(dict.fromkeys(piece for one in pieces for piece in one))
+        if self._index.format in ROW_FORMATS:
+            found, missed = self._from_rows(wanted)
+        else:
+            found, missed = self._from_bytes(wanted)
+        values = [self._window([(piece, found[piece]) for piece in one]) for one in pieces]
+        keys = [f"{self._index.key(one[0].document)}@{one[0].start}" for one in pieces]
+        return RawSamples(keys, values, [FIELDS] * len(samples), missed=missed)
+
+    def _window(self, parts: list[tuple[Piece, np.ndarray | SampleError]]) -> dict[str, Any]:
+        """A window put together from its pieces."""
+        bad = next((part for _, part in parts if isinstance(part, SampleError)), None)
+        if bad is not None:
+            return dict.fromkeys(FIELDS, bad)
+        length = self._column.plan.length
+        made = np.empty(length, native(self._column.layout.dtype))
+        document = np.empty(length, np.int32)
+        at = 0
+        for number, (piece, part) in enumerate(parts):
+            stop = at + piece.stop - piece.start
+            made[at : at + len(part)] = part  # type: ignore[arg-type]  # errors are sorted out above
+            if at + len(part) < stop:  # type: ignore[arg-type]
+                made[stop - 1] = self._column.eos
+            document[at:stop] = number
+            at = stop
+        return {"tokens": made, "document": document}
+
+    def _from_rows(self, wanted: list[Piece]) -> tuple[dict[Piece, np.ndarray | SampleError], bool]:
+        """The pieces out of whole rows, which the file's reader keeps for the next."""
+        column = self._column
+        documents = list(dict.fromkeys(piece.document for piece in wanted))
+        raw = super().read(documents)
+        whole = {document: raw.values[at].get(column.name) for at, document in enumerate(documents)}
+        found: dict[Piece, np.ndarray | SampleError] = {}
+        for piece in wanted:
+            value = whole[piece.document]
+            if isinstance(value, bytes):
+                value = np.frombuffer(value, column.layout.dtype)
+            expected = int(column.plan.elements[piece.document])
+            if isinstance(value, SampleError):
+                found[piece] = value
+            elif not isinstance(value, np.ndarray) or value.shape != (expected,) or value.dtype != column.layout.dtype:
+                said = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+                found[piece] = self._wrong(piece, f"expected {column.layout.dtype} ({expected},), found {said}")
+            else:
+                found[piece] = value[piece.start : min(piece.stop, expected)]
+        return found, raw.missed
+
+    def _from_bytes(self, wanted: list[Piece]) -> tuple[dict[Piece, np.ndarray | SampleError], bool]:
+        """The pieces out of the ranges where they lie, each with the head of its document."""
+        layout, plan = self._column.layout, self._column.plan
+        by_object: dict[ObjectRef, list[tuple[Piece, list[ByteRange]]]] = {}
+        for piece in wanted:
+            place = self._index.place(piece.document, self._column.name)
+            assert place is not None, "a document with tokens has a place"
+            elements = int(plan.elements[piece.document])
+            head = layout.head(elements)
+            base, size = place.start + head, layout.dtype.itemsize
+            data = ByteRange(base + piece.start * size, base + min(piece.stop, elements) * size)
+            ranges = [ByteRange(place.start, base), data] if head else [data]
+            by_object.setdefault(place.object, []).append((piece, ranges))
+        found: dict[Piece, np.ndarray | SampleError] = {}
+        cached_bytes = stored_bytes = 0
+        for ref, parts in by_object.items():
+            read = self._objects.read(ref, [one for _, ranges in parts for one in ranges if len(one)])
+            cached_bytes += read.cached_bytes
+            stored_bytes += read.stored_bytes
+            answers = iter(read.data)
+            for piece, ranges in parts:
+                got = [next(answers) if len(one) else b"" for one in ranges]
+                found[piece] = np.frombuffer(got[-1], layout.dtype)
+                if len(ranges) > 1:
+                    try:
+                        layout.check(got[0], int(plan.elements[piece.document]))
+                    except SampleError as error:
+                        found[piece] = self._wrong(piece, error.message)
+        self._recorder.count("read.cache_bytes", cached_bytes)
+        self._recorder.count("read.store_bytes", stored_bytes)
+        return found, self._cached and stored_bytes > 0
+
+    def _wrong(self, piece: Piece, message: str) -> SampleError:
+        key = self._index.key(piece.document)
+        return SampleError(f"document {piece.document} (key {key!r}), column {self._column.name!r}: {message}")
