@@ -52,6 +52,8 @@ def tokens(
             f"no sample of {dataset.url} has a column {column!r}; there are {', '.join(dataset.index.fields)}"
         )
     asked = None if dtype is None else np.dtype(dtype)
+    if asked is not None:
+        native(asked)
     layout, elements = (
         _rows(dataset, column, asked) if dataset.index.format in ROW_FORMATS else _bytes(dataset, column, asked)
     )
