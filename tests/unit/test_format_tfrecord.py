@@ -229,7 +229,8 @@ def test_damaged_lists_are_bad_samples() -> None:
     "value",
     [
         2**63, True, [True], None, {"a": 1}, 0.1, np.float64(0.1), np.array([1e300]), np.array(["a"]), [1, b"a"],
-        [object()], np.zeros((2, 2, 2)), np.zeros((0, 2)), [2**70], np.array([2**64 - 1], np.uint64), np.array([True]), 1j,
+        [object()], np.zeros((2, 2, 2)), np.zeros((0, 2)), [2**70], np.array([2**64 - 1], np.uint64),
+        np.array([True]), 1j,
     ],
 )  # fmt: skip
 def test_what_the_format_cannot_hold_is_refused(value: object) -> None:

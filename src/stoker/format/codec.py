@@ -143,9 +143,10 @@ class _Brotli:
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
         try:
-            yield self._inner.process(data, output_buffer_limit=EXPAND_PIECE_BYTES)
-            while not self._inner.can_accept_more_data() and not self.ended:
-                yield self._inner.process(b"", output_buffer_limit=EXPAND_PIECE_BYTES)
+            piece = self._inner.process(data, output_buffer_limit=EXPAND_PIECE_BYTES)
+            while piece or not (self.ended or self._inner.can_accept_more_data()):
+                yield piece
+                piece = b"" if self.ended else self._inner.process(b"", output_buffer_limit=EXPAND_PIECE_BYTES)
         except _library("brotli", "br").error as error:
             raise ValueError(error) from error
 
