@@ -190,10 +190,20 @@ def _value(library: Any, dtype: Any, raw: Any) -> object:
     if element is not None:
         if element == np.uint8 and isinstance(raw, np.ndarray) and raw.dtype == np.uint8:
             return raw.tobytes()
-        return raw.tolist() if isinstance(raw, np.ndarray) and raw.dtype.hasobject else np.array(raw)
+        return raw.tolist() if isinstance(raw, np.ndarray) and raw.dtype.hasobject else _native(np.asarray(raw))
     if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None and not isinstance(raw, np.ndarray):
         return raw.tobytes()
-    return raw.copy() if isinstance(raw, np.ndarray | np.void) else raw
+    if isinstance(raw, np.ndarray):
+        return _native(raw)
+    return _native(np.asarray(raw))[()] if isinstance(raw, np.void) else raw
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """A copy; of numbers in this machine's byte order, as tensors need it."""
+    if array.dtype.kind in _FIXED_KINDS or array.dtype.hasobject:
+        return np.array(array, array.dtype.newbyteorder("=") if array.dtype.kind in _FIXED_KINDS else array.dtype)
+    # np.array would leave to chance what lies between the members of a compound
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
 def _texts(raw: Any) -> object:

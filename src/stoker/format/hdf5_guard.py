@@ -11,6 +11,7 @@ the numbers, and fields are named by the path below it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -79,6 +80,9 @@ def look(path: Path) -> dict[str, Any]:
     h5py = prepare()
     walk = _Walk(path.stat().st_size)
     with h5py.File(path, "r", locking=False) as file:
+        with contextlib.suppress(*FAILURES):  # a root that leads back to itself is found out one turn later then
+            root = h5py.h5o.get_info(file.id)
+            walk.seen.add((root.fileno, root.addr))
         _group(h5py, file, "", walk, 0)
     runs, left = runs_of(walk.rows)
     for name in left:
@@ -112,6 +116,7 @@ def _link(h5py: Any, group: Any, name: str, path: str, walk: _Walk, depth: int) 
         info = h5py.h5o.get_info(group.id, name.encode("utf-8", "surrogateescape"))
         address = (info.fileno, info.addr)
         if address in walk.seen:
+            walk.note("second-link", "notice", path, "an object that has another name already: passed over")
             return
         walk.seen.add(address)
         if len(walk.seen) > HDF5_OBJECTS_MAX or depth > HDF5_DEPTH_MAX:
@@ -142,13 +147,13 @@ def _dataset(h5py: Any, dataset: Any, path: str, walk: _Walk) -> None:
         walk.note("virtual-source", "error", path, f"a view of data in {sources}: refused, not read")
     elif _has_references(h5py, dtype):
         walk.note("reference", "warning", path, "holds references to other objects: passed over")
-    elif not dataset.shape:
-        walk.note("no-rows", "notice", path, "a single value: passed over")
+    elif not dataset.shape or not dataset.shape[0]:
+        walk.note("no-rows", "notice", path, "a single value, or no row: passed over")
     elif (excess := _excess(dataset.shape, dtype.itemsize, dataset.chunks, walk.file_bytes)) is not None:
         walk.note("declared-size", "error", path, f"{excess}: refused, not read")
     elif missing := [code for code in _filters(plist) if not h5py.h5z.filter_avail(code)]:
         walk.note("unknown-filter", "error", path, f"compressed by filter {missing[0]}, which is not installed")
-    elif dataset.shape[0]:
+    else:
         walk.rows[path] = dataset.shape[0]
 
 

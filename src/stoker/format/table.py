@@ -2,7 +2,8 @@
 
 Of a row group only the wanted columns are decoded, and the last few are kept: rows that are read together should lie
 together. A null is a field that the row has not. Values keep their type: NumPy scalars, `str`, bytes; lists of numbers
-are arrays; of Hugging Face's struct {bytes, path} the bytes are the value (a bare path leads outside: it is no value).
+are arrays; of Hugging Face's struct {bytes, path} the bytes are the value (a bare path leads outside: it is no value);
+timestamps are `numpy.datetime64`, in UTC.
 
 Keys are row numbers within the shard, unless a column `__key__` says them (the writer here makes one).
 """
@@ -175,6 +176,8 @@ def _value(scalar: pa.Scalar) -> object:
         return np.array(inner.to_numpy(zero_copy_only=False), kind.value_type.to_pandas_dtype())
     if pa.types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:
         return _value(scalar["bytes"])
+    if pa.types.is_timestamp(kind):  # Python's own stops at microseconds and the year 9999
+        return np.datetime64(scalar.value, kind.unit)
     value: object = scalar.as_py()
     return value
 
