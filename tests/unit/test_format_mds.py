@@ -70,6 +70,15 @@ def test_the_uncompressed_file_is_preferred(tmp_path: Path) -> None:
     assert (only.key, only.compression) == ("shard.00000.mds.zstd", "zstd")
 
 
+def test_a_shard_that_index_json_forgets_is_told(tmp_path: Path) -> None:
+    """It is not part of the dataset, and nobody should wonder."""
+    folder = write_mds(tmp_path / "data", SAMPLES, shards=2)
+    (folder / "shard.00002.mds").write_bytes((folder / "shard.00001.mds").read_bytes())
+    index = indexed(folder)
+    assert len(index) == 50
+    assert [one["code"] for one in index.manifest.extra["findings"]] == ["unlisted-shard"]
+
+
 def test_index_in_a_subfolder(tmp_path: Path) -> None:
     """The only index.json of a store counts wherever it lies; of two the caller must say which."""
     write_mds(tmp_path / "data" / "train", SAMPLES)

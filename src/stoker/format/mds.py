@@ -266,8 +266,11 @@ class MDSWriter:
         self._samples: list[bytes] = []
         self._bytes = 0
         self._alive = True
-        self.columns: Columns | None = None if columns is None else self._columns(columns)
+        self.columns: Columns | None = None
         """What the samples are made of; None before the first."""
+        self._description = b""
+        if columns is not None:
+            self._begin(columns)
 
     def add(self, key: str, values: Mapping[str, object]) -> tuple[FieldPlace, ...]:
         """Append a sample. Places count from the first sample's first byte, which is known at `close` (`start`).
@@ -276,14 +279,13 @@ class MDSWriter:
         """
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
-        if self.columns is None:
-            self.columns = self._columns(_inferred(key, values))
-        data, lengths = self._encoded(self.columns, key, values)
+        columns = self.columns or self._begin(_inferred(key, values))
+        data, lengths = self._encoded(columns, key, values)
         if self.start + 4 + self._bytes + len(data) > SHARD_BYTES_MAX or len(self._samples) == MDS_SAMPLES_MAX:
             raise UsageError(
                 f"{key}: the shard would exceed {SHARD_BYTES_MAX} bytes or {MDS_SAMPLES_MAX} samples", "begin another"
             )
-        places = self.columns.lay(self._bytes, lengths)
+        places = columns.lay(self._bytes, lengths)
         self._samples.append(data)
         self._bytes += len(data)
         return tuple(place for place in places.values() if place.name != KEY_FIELD)
@@ -291,7 +293,7 @@ class MDSWriter:
     @property
     def start(self) -> int:
         """Where the first sample will lie, if no more are added."""
-        return 4 * (len(self._samples) + 2) + len(self._description())
+        return 4 * (len(self._samples) + 2) + len(self._description)
 
     def close(self) -> int:
         """Write the shard; gives its bytes. The file stays open."""
@@ -299,25 +301,21 @@ class MDSWriter:
             return 0
         self._alive = False
         ends = np.cumsum([0, *(len(sample) for sample in self._samples)]) + self.start
-        head = np.array([len(self._samples), *ends], "<u4").tobytes() + self._description()
+        head = np.array([len(self._samples), *ends], "<u4").tobytes() + self._description
         self._out.write(head)
         for sample in self._samples:
             self._out.write(sample)
         return len(head) + self._bytes
 
-    def _columns(self, encodings: Mapping[str, str]) -> Columns:
-        """With the key in front and the others by name, as the streaming library orders them."""
+    def _begin(self, encodings: Mapping[str, str]) -> Columns:
+        """Fix the columns: the key in front and the others by name, as the streaming library orders them."""
         if KEY_FIELD in encodings:
             raise UsageError(f"a field cannot be called {KEY_FIELD}: the key is kept there")
         names = sorted(encodings)
-        if self._keys:
-            return Columns.of([KEY_FIELD, *names], ["str", *(encodings[name] for name in names)])
-        return Columns.of(names, [encodings[name] for name in names])
-
-    def _description(self) -> bytes:
-        if self.columns is None:
-            return b""
-        return json.dumps(description(self.columns), sort_keys=True).encode()
+        told = [encodings[name] for name in names]
+        self.columns = Columns.of([KEY_FIELD, *names], ["str", *told]) if self._keys else Columns.of(names, told)
+        self._description = json.dumps(description(self.columns), sort_keys=True).encode()
+        return self.columns
 
     def _encoded(self, columns: Columns, key: str, values: Mapping[str, object]) -> tuple[bytes, list[int]]:
         """A sample's bytes, and the lengths of its columns of variable size."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class Encoding:
         return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
 
 
+@lru_cache(maxsize=1_024)
 def parse(text: str) -> Encoding:
     """The encoding of that name. ShardError when there is none."""
     name, *arguments = text.split(":")

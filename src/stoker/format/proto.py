@@ -17,6 +17,8 @@ from stoker.format.limits import FIELD_NAME_BYTES_MAX, TFRECORD_FEATURES_MAX
 
 Data = bytes | memoryview
 _VARINT_BYTES_MAX = 10
+_FEW = 32
+"""Up to so many, one by one is faster than by arrays."""
 _BYTES, _FLOAT, _INT64 = 1, 2, 3
 """Field numbers of a Feature: the kind of list that it holds."""
 _KINDS = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
@@ -175,6 +177,12 @@ def _list(data: Data, at: int, stop: int, expected: str | None) -> np.ndarray | 
 
 def _numbers(packed: bytes) -> np.ndarray:
     """int64 values of varints back to back."""
+    if len(packed) <= _FEW:
+        values, at = [], 0
+        while at < len(packed):
+            value, at = _varint(packed, at, len(packed))
+            values.append(value & 0xFFFFFFFFFFFFFFFF)
+        return np.array(values, np.uint64).view(np.int64)
     raw = np.frombuffer(packed, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if raw.size and (not ends.size or ends[-1] != raw.size - 1):
@@ -183,20 +191,32 @@ def _numbers(packed: bytes) -> np.ndarray:
     lengths = ends - starts + 1
     if lengths.size and lengths.max() > _VARINT_BYTES_MAX:
         raise ProtoError(f"a number of {lengths.max()} bytes")
-    values = np.zeros(len(ends), np.uint64)
+    numbers = np.zeros(len(ends), np.uint64)
     for place in range(int(lengths.max(initial=0))):
         has = lengths > place
-        values[has] |= (raw[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * place)
-    return values.view(np.int64)
+        numbers[has] |= (raw[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * place)
+    return numbers.view(np.int64)
 
 
 def _tagged(number: int, payload: bytes) -> bytes:
     """A field of bytes."""
-    return bytes([number << 3 | 2]) + _varints(np.array([len(payload)], np.uint64)) + payload
+    return bytes([number << 3 | 2]) + _one(len(payload)) + payload
+
+
+def _one(value: int) -> bytes:
+    """A number of 64 bits as a varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _varints(values: np.ndarray) -> bytes:
     """uint64 values as varints back to back."""
+    if values.size <= _FEW:
+        return b"".join(map(_one, values.tolist()))
     shifts = np.arange(_VARINT_BYTES_MAX, dtype=np.uint64) * np.uint64(7)
     rest = values[:, None] >> shifts
     groups = (rest & np.uint64(0x7F)).astype(np.uint8)

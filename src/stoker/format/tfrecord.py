@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Mapping
-from typing import BinaryIO
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import BinaryIO, overload
 
 import google_crc32c
 
@@ -22,7 +23,7 @@ from stoker.format.base import FieldPlace, Findings, RangeReader, SampleEntry, S
 from stoker.format.codec import Compressor, compressor, detect
 from stoker.format.limits import NAME_BYTES_MAX, READ_BYTES_MAX, TFRECORD_BYTES_MAX, TFRECORD_RECORDS_MAX
 from stoker.format.names import KEY_FIELD, row_key
-from stoker.format.proto import encode, features
+from stoker.format.proto import Feature, encode, features
 from stoker.format.webdataset import damage
 from stoker.format.window import Window
 
@@ -83,7 +84,7 @@ class TFRecord:
 
     def scan(self, reader: RangeReader, *, skip_bytes_min: int) -> ShardScan:
         findings = Findings()
-        samples: list[SampleEntry] = []
+        samples = _Records()
         try:
             _walk(reader, Window(reader, skip_bytes_min), samples, findings)
         except ShardError as error:
@@ -93,7 +94,55 @@ class TFRecord:
         return ShardScan(samples, findings.all())
 
 
-def _walk(reader: RangeReader, window: Window, samples: list[SampleEntry], findings: Findings) -> None:
+class _Records(Sequence[SampleEntry]):
+    """The samples of a file, made when they are asked for: a feature takes 16 bytes of memory, a record 24."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._codecs: list[str] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._keys: list[str | None] = []
+        self._starts, self._ends = array("q"), array("q", [0])
+        self._kinds, self._offsets, self._lengths = array("I"), array("I"), array("I")
+        self._rows = array("I")
+
+    def add(self, row: int, start: int, key: str | None, found: Iterable[Feature]) -> None:
+        """Append the record of that row, which lies at *start*; without a *key* the row is it."""
+        for one in found:
+            kind = (one.name, one.codec)
+            number = self._numbers.get(kind)
+            if number is None:
+                number = self._numbers[kind] = len(self._names)
+                self._names.append(one.name)
+                self._codecs.append(f"tf:{one.codec}" if one.codec else "")
+            self._kinds.append(number)
+            self._offsets.append(one.offset)
+            self._lengths.append(one.length)
+        self._ends.append(len(self._kinds))
+        self._starts.append(start)
+        self._rows.append(row)
+        self._keys.append(key)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, at: int) -> SampleEntry: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[SampleEntry]: ...
+    def __getitem__(self, at: int | slice) -> SampleEntry | list[SampleEntry]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        start, key = self._starts[at], self._keys[at]
+        at %= len(self)
+        places = [
+            FieldPlace(self._names[kind], start + self._offsets[n], self._lengths[n], self._codecs[kind])
+            for n, kind in enumerate(self._kinds[self._ends[at] : self._ends[at + 1]], self._ends[at])
+        ]
+        return SampleEntry(row_key(self._rows[at]) if key is None else key, tuple(places))
+
+
+def _walk(reader: RangeReader, window: Window, samples: _Records, findings: Findings) -> None:
     """Put every whole record into *samples*. ShardError where the chain of lengths breaks."""
     offset = row = 0
     while offset < reader.size:
@@ -102,7 +151,7 @@ def _walk(reader: RangeReader, window: Window, samples: list[SampleEntry], findi
         data = _record(reader, window, offset + HEAD_BYTES, length + FOOT_BYTES)
         stored, computed = int.from_bytes(data[length:], "little"), _crc(data[:length])
         if stored == computed:
-            samples.append(_entry(row, offset + HEAD_BYTES, data[:length], where))
+            samples.add(row, offset + HEAD_BYTES, *_taken_apart(data[:length], where))
         else:
             findings.add(
                 "damaged-record", "error", where,
@@ -160,18 +209,17 @@ def _record(reader: RangeReader, window: Window, offset: int, length: int) -> by
     return b"".join(reader.read(start, min(start + READ_BYTES_MAX, stop)) for start in starts)
 
 
-def _entry(row: int, offset: int, record: bytes, where: str) -> SampleEntry:
-    """The sample of one record that lies at *offset*."""
-    key, places = row_key(row), []
+def _taken_apart(record: bytes, where: str) -> tuple[str | None, list[Feature]]:
+    """The key of a record, None where it has none, and its features."""
+    key, found = None, []
     for feature in features(record):
         if feature.name == KEY_FIELD and not feature.codec:
             if feature.length > NAME_BYTES_MAX:
                 raise ShardError(f"{where}: a key of {feature.length} bytes, at most {NAME_BYTES_MAX} are allowed")
             key = record[feature.offset : feature.offset + feature.length].decode("utf-8", "backslashreplace")
         else:
-            codec = f"tf:{feature.codec}" if feature.codec else ""
-            places.append(FieldPlace(feature.name, offset + feature.offset, feature.length, codec))
-    return SampleEntry(key, tuple(places) or (FieldPlace(RECORD_FIELD, offset, len(record)),))
+            found.append(feature)
+    return key, found or [Feature(RECORD_FIELD, 0, len(record), "")]
 
 
 class TFRecordWriter:
@@ -192,7 +240,8 @@ class TFRecordWriter:
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
         record = self._example(key, values)
-        entry = _entry(self._row, self._offset + HEAD_BYTES, record, key)
+        records = _Records()
+        records.add(self._row, self._offset + HEAD_BYTES, *_taken_apart(record, key))
         head = len(record).to_bytes(8, "little")
         self._alive = False
         for piece in (head, _crc(head).to_bytes(4, "little"), record, _crc(record).to_bytes(4, "little")):
@@ -200,7 +249,7 @@ class TFRecordWriter:
             self._store(piece if self._compressor is None else self._compressor.compress(piece))
         self._row += 1
         self._alive = True
-        return entry.fields
+        return records[0].fields
 
     def close(self) -> int:
         """Write the end of the compressed stream; gives the bytes that the file has got. The file stays open."""

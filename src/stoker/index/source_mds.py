@@ -136,4 +136,7 @@ def mds_source(
         else:
             message = f"{INDEX_NAME} names it, the store does not have it ({shard.samples} samples)"
             findings.add("missing-shard", "error", names[-1], message)
+    known = {folder + name for shard in shards for name in (shard.raw, shard.packed)}
+    for key in sorted(key for key in objects if MDS().owns(key) and key not in known):
+        findings.add("unlisted-shard", "warning", key, f"passed over: {INDEX_NAME} does not name it")
     return MDSSource(store, named, findings.all(), workers, scratch, progress)
