@@ -5,9 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import torch
 
 from stoker.errors import SampleError
 from stoker.store import ByteRange, Memory
@@ -119,3 +124,65 @@ class SlowMemory(Memory):
         """As indexed elsewhere: without a version."""
         info = super().head(key)
         return type(info)(info.key, info.size, None)
+
+
+def drops_cls_at_7(sample: Sample) -> Sample:
+    """A field is missing from one sample."""
+    return {k: v for k, v in sample.items() if k != "cls" or sample["__index__"] != 7}
+
+
+def adds_at_7(sample: Sample) -> Sample:
+    """One sample has a field more."""
+    return {**sample, "extra": 1} if sample["__index__"] == 7 else sample
+
+
+def widens_at_7(sample: Sample) -> Sample:
+    """One sample's number needs more bits than the others'."""
+    return {"n": np.int64(300) if sample["__index__"] == 7 else np.int8(3)}
+
+
+def stops_at_7(sample: Sample) -> Sample:
+    """next() on an empty iterator."""
+    return next(iter([])) if sample["__index__"] == 7 else sample
+
+
+def exits_at_7(sample: Sample) -> Sample:
+    """sys.exit in the middle."""
+    return sys.exit(4) if sample["__index__"] == 7 else sample
+
+
+def interrupts_at_0(sample: Sample) -> Sample:
+    """KeyboardInterrupt already while shapes are learned."""
+    raise KeyboardInterrupt
+
+
+def gives_a_lock_at_7(sample: Sample) -> Sample:
+    """A value that cannot leave the process."""
+    return {"x": threading.Lock() if sample["__index__"] == 7 else "fine"}
+
+
+def bad_when_odd(sample: Sample) -> Sample:
+    """Half of the samples are bad, the first drawn among them."""
+    if sample["__index__"] % 2 == 0:
+        raise SampleError("even")
+    return {"doubled": sample["cls"] * 2}
+
+
+def odd_arrays(sample: Sample) -> Sample:
+    """What NumPy and torch have beside plain numbers."""
+    return {
+        "date": np.datetime64("2026-11-30"),
+        "big": np.array([1, 2], ">i4"),
+        "grad": torch.ones(2, requires_grad=True) * 3,
+        "half": torch.ones(2, dtype=torch.bfloat16),
+    }
+
+
+def three_rows(batch: Sample) -> Sample:
+    """A batch transform that loses rows of a field."""
+    return {"cls": batch["cls"][:3]}
+
+
+def a_list(batch: Sample) -> Any:
+    """A batch transform that returns no dict."""
+    return [1, 2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -124,6 +125,9 @@ class _Sink:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.lines: deque[dict[str, object]] = deque(maxlen=SPANS_MAX)
         self.lost = 0
+        self.path = path
+        self.reason = "written in part"
+        self.warned = False
         self.closing = threading.Event()
 
     def run(self) -> None:
@@ -137,9 +141,22 @@ class _Sink:
         """Write all lines that lie ready, in one call."""
         parts = []
         while self.lines:
-            parts.append(json.dumps(self.lines.popleft(), separators=(",", ":"), default=str) + "\n")
-        if parts:
-            os.write(self.file, "".join(parts).encode())
+            line = self.lines.popleft()
+            if self.lost:
+                line["lost"] = self.lost
+            parts.append(json.dumps(line, separators=(",", ":"), default=str) + "\n")
+        if not parts:
+            return
+        data = "".join(parts).encode()
+        try:
+            written = os.write(self.file, data)
+        except OSError as error:
+            written, self.reason = 0, error.strerror or str(error)
+        if written < len(data):  # a full disk: what did not fit is counted, and later lines tell
+            self.lost += data[written:].count(b"\n")
+            if not self.warned:
+                self.warned = True
+                warnings.warn(f"run log {self.path}: {self.reason}; lines are lost", RuntimeWarning, stacklevel=2)
 
 
 class RunLog:
@@ -168,10 +185,7 @@ class RunLog:
         sink = self._sink
         if len(sink.lines) == SPANS_MAX:
             sink.lost += 1
-        line: dict[str, object] = {"event": event, "t": round(SYSTEM.wall(), 6), "v": RUN_LOG_VERSION, **fields}
-        if sink.lost:
-            line["lost"] = sink.lost
-        sink.lines.append(line)
+        sink.lines.append({"event": event, "t": round(SYSTEM.wall(), 6), "v": RUN_LOG_VERSION, **fields})
 
     def close(self) -> None:
         """Write the rest and end."""

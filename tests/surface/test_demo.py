@@ -59,6 +59,16 @@ def test_the_users_own_photos(photos: Path, tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["dali-cc0", "imagenet-sample", "sign-digits", ""])
+def test_real_photo_sets(shared_data: Path, tmp_path: Path, part: str) -> None:
+    """Each of the real sets, and all of them together, with whatever lies beside the photos."""
+    done = demo(tmp_path, "--data", str(shared_data / "images" / part), "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert LAST.fullmatch(done.stdout.splitlines()[-1]) is not None
+    assert left(tmp_path) == []
+
+
 def test_without_labels_there_is_no_accuracy(photos: Path, tmp_path: Path) -> None:
     """`--label none`, as JSON."""
     done = demo(tmp_path, "--data", str(photos), "--label", "none", "--epochs", "1", "--batch", "16", "--json")

@@ -19,7 +19,10 @@ class Copier:
     """Moves a batch's tensors to one device. On a CPU the same steps are a plain copy."""
 
     def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError):
+            self.device = torch.device("meta")
         if self.device.type not in ("cuda", "cpu"):
             raise UsageError(f"device must be 'cuda', 'cuda:N' or 'cpu', found {device!r}")
         if self.device.type == "cuda" and not torch.cuda.is_available():

@@ -3,13 +3,14 @@ user's batch_transform."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import numpy as np
 
 from stoker.clock import SYSTEM
-from stoker.errors import SampleError
+from stoker.errors import UsageError
+from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Batch
 from stoker.loader.job import Job
 
@@ -26,8 +27,6 @@ class Collator:
         keep = [
             row for row in range(len(batch.samples)) if row not in batch.bad or batch.bad[row].replaced_by is not None
         ]
-        if not keep:
-            raise SampleError(f"every sample of a batch is bad; the first: {next(iter(batch.bad.values())).message}")
         batch.arrays["__index__"][:] = batch.samples
         if batch.mask is not None:
             batch.arrays["__mask__"][:] = batch.mask
@@ -40,7 +39,7 @@ class Collator:
             for array in batch.arrays.values():
                 array[: len(keep)] = array[keep]
             batch.keys = [batch.keys[row] for row in keep]
-        if self._transform is not None:
+        if self._transform is not None and keep:
             self._apply(batch, len(keep))
         batch.spent("collate", begin, SYSTEM.monotonic())
 
@@ -48,13 +47,25 @@ class Collator:
         """Run the user's function on views of the slot; what it returns replaces fields."""
         assert self._transform is not None
         views: dict[str, Any] = {n: a[:rows] for n, a in batch.arrays.items() if n not in batch.loose}
-        result: Mapping[str, Any] | None = self._transform({**views, **batch.loose, "__key__": list(batch.keys)})
+        result = self._transform({**views, **batch.loose, "__key__": list(batch.keys)})
+        if result is not None and not isinstance(result, Mapping):
+            raise TypeError(f"batch_transform must return a dict of fields or None, found {type(result).__name__}")
         for name, value in (result or {}).items():
             view = views.get(name)
             if value is view or name.startswith("__"):
                 continue
-            given = np.asarray(value)
-            if view is not None and given.shape == view.shape and np.can_cast(given.dtype, view.dtype, "same_kind"):
+            given = as_array(value)
+            if (name in views or name in batch.loose) and (given is None or given.ndim) and _length(value) != rows:
+                raise UsageError(
+                    f"batch_transform gave field {name!r} with {_length(value)} rows, the batch has {rows}",
+                    "fields that were there keep their rows; give what has others a new name",
+                )
+            if view is not None and given is not None and fits(name, given, view.shape, view.dtype):
                 view[...] = given
             else:
-                batch.loose[name] = value
+                batch.loose[name] = value if given is None else given  # type: ignore[assignment]  # a whole column
+
+
+def _length(value: object) -> int:
+    """Rows of a value; -1 for what has none."""
+    return len(value) if isinstance(value, Sized) else -1

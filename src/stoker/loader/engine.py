@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 
 import numpy as np
 
@@ -33,16 +34,23 @@ AHEAD_BATCHES_MAX = 64
 
 
 class Engine:
-    """The threads of a feeder. `deliver` is called with finished batches, one at a time and in order."""
+    """The threads of a feeder. `deliver` gets finished batches, one by one in order, `fail` what has no batch."""
 
     def __init__(
-        self, job: Job, slab: Slab, workshop: Workshop, collator: Collator, deliver: Callable[[Batch], None]
+        self,
+        job: Job,
+        slab: Slab,
+        workshop: Workshop,
+        collator: Collator,
+        deliver: Callable[[Batch], None],
+        fail: Callable[[Start, BaseException], None],
     ) -> None:
         self._job = job
         self._slab = slab
         self._workshop = workshop
         self._collator = collator
         self._deliver = deliver
+        self._tell_failure = fail
         self._board = slab.board()
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -132,43 +140,48 @@ class Engine:
                 return None
         return self._to_read() if not full and self._extend() else None
 
-    def _take(self, pick: Callable[[], tuple[Batch, Chunk] | None]) -> tuple[Batch, Chunk]:
+    def _take(self, pick: Callable[[], tuple[Batch, Chunk] | None]) -> tuple[Batch, Chunk] | None:
+        """The next task; None when the plan itself failed, which the trainer is told."""
         with self._changed:
-            while (task := pick()) is None:
-                self._changed.wait()
-            return task
+            try:
+                while (task := pick()) is None:
+                    self._changed.wait()
+                return task
+            except BaseException as error:  # the plan's own arithmetic: no batch to fail
+                failure = error
+                start = self._next[0] if self._next is not None else Start(-1, 0, 0)
+                self._next = None
+        self._tell_failure(start, failure)
+        return None
 
     # --- the threads ---
 
     def _reading(self) -> None:
         while True:
-            batch, chunk = self._take(self._to_read)
-            try:
-                raw = self._workshop.read(batch, chunk)
-            except BaseException as error:  # whatever it is, the trainer must be told instead of waiting for ever
-                self._fail(batch, chunk, error)
+            if (task := self._take(self._to_read)) is None:
                 continue
-            with self._changed:
-                chunk.raw, chunk.state = raw, ChunkState.READ
-                if batch.cancelled:
-                    chunk.raw, chunk.state = None, ChunkState.DONE
-                    self._retire(batch)
-                else:
-                    self._read_bytes += raw_bytes(raw)
-                self._changed.notify_all()
+            batch, chunk = task
+            with _Failing(self, batch, chunk):
+                raw = self._workshop.read(batch, chunk)
+                with self._changed:
+                    chunk.raw, chunk.state = raw, ChunkState.READ
+                    if batch.cancelled:
+                        chunk.raw, chunk.state = None, ChunkState.DONE
+                        self._retire(batch)
+                    else:
+                        self._read_bytes += raw_bytes(raw)
+                    self._changed.notify_all()
 
     def _decoding(self, number: int) -> None:
         seat = self._board[number : number + 1]
         while True:
-            batch, chunk = self._take(self._to_decode)
-            try:
+            if (task := self._take(self._to_decode)) is None:
+                continue
+            batch, chunk = task
+            with _Failing(self, batch, chunk, seat):
                 self._work(batch, chunk, seat)
-            except BaseException as error:  # a user's transform may raise anything; it belongs to the trainer
-                if seat[0]:
-                    error.add_note(f"while the feeder worked on sample {seat[0] - 1}, epoch {batch.epoch}")
-                self._fail(batch, chunk, error)
+                self._flush()
             seat[0] = 0
-            self._flush()
 
     def _work(self, batch: Batch, chunk: Chunk, seat: np.ndarray) -> None:
         raw = chunk.raw
@@ -190,7 +203,7 @@ class Engine:
                 if batch.cancelled:
                     self._retire(batch)
 
-    def _fail(self, batch: Batch, chunk: Chunk, error: BaseException) -> None:
+    def failed(self, batch: Batch, chunk: Chunk, error: BaseException) -> None:
         """The batch ends here, and so does the plan: the trainer gets the error where the batch would have come."""
         with self._changed:
             chunk.raw, chunk.state = None, ChunkState.DONE
@@ -220,6 +233,25 @@ class Engine:
                         self._retire(batch)
                     self._changed.notify_all()
                 self._deliver(batch)
+
+
+class _Failing:
+    """What a thread's work raises (a user's transform may raise anything) is the batch's, and so the trainer's."""
+
+    def __init__(self, engine: Engine, batch: Batch, chunk: Chunk, seat: np.ndarray | None = None) -> None:
+        self._engine, self._batch, self._chunk, self._seat = engine, batch, chunk, seat
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            if self._seat is not None and self._seat[0]:
+                error.add_note(f"while the feeder worked on sample {self._seat[0] - 1}, epoch {self._batch.epoch}")
+            self._engine.failed(self._batch, self._chunk, error)
+        return True
 
 
 def raw_bytes(raw: RawSamples) -> int:

@@ -26,6 +26,7 @@ from stoker.clock import SYSTEM
 from stoker.decode import prepare, quiet_pillow
 from stoker.errors import SampleError
 from stoker.events import HERE
+from stoker.loader.arrays import Shape, shape_of
 from stoker.loader.batch import Batch, Delivered, Failed
 from stoker.loader.collate import Collator
 from stoker.loader.engine import Engine
@@ -48,6 +49,8 @@ def yield_to_trainer() -> None:
 
 PROBES = 4
 """Samples whose values decide which fields have a fixed shape, where the decoders do not say."""
+PROBES_MAX = 64
+"""Samples tried for those: when so many in a row are bad, the run is as well."""
 
 
 def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
@@ -61,25 +64,26 @@ def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
     return lay_out(job.split.batch_size, fixed, mask=mask)
 
 
-def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, tuple[tuple[int, ...], str]]:
+def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, Shape]:
     """Shape and dtype of the fields that have the same in each of the first samples that can be used."""
     first = min(start.position, len(job.dataset) - 1)
-    positions = np.arange(first, min(first + PROBES, len(job.dataset)))
-    seen: dict[str, set[tuple[tuple[int, ...], str] | None]] = {}
+    positions = np.arange(first, min(first + PROBES_MAX, len(job.dataset)))
+    seen: list[dict[str, Shape | None]] = []
+    failure: SampleError | None = None
     for sample in job.order.at(start.epoch, positions).tolist():
-        with contextlib.suppress(SampleError):  # told when its turn comes
-            for name, value in workshop.probe(sample, start.epoch).items():
-                seen.setdefault(name, set()).add(shape_of(value))
-    return {name: shape for name, shapes in seen.items() if len(shapes) == 1 and (shape := next(iter(shapes)))}
-
-
-def shape_of(value: object) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype of a value that fits an array: NumPy and torch values, numbers; None for strings, bytes,
-    objects."""
-    if isinstance(value, str | bytes | dict | list | tuple | None):
-        return None
-    given = np.asarray(value)
-    return None if given.dtype.hasobject or given.dtype.kind in "USV" else (given.shape, str(given.dtype))
+        try:
+            values = workshop.probe(sample, start.epoch)
+        except SampleError as error:  # told when its turn comes, unless there is nothing else
+            failure = failure or type(error)(f"sample {sample}: {error.message}", error.hint)
+            continue
+        if job.transform is not None and workshop.names is None:
+            workshop.names = frozenset(values)
+        seen.append({name: shape_of(value) for name, value in values.items()})
+        if len(seen) == PROBES:
+            break
+    if failure is not None and not seen:
+        raise failure
+    return {name: shape for name, shape in seen[0].items() if shape and all(one.get(name) == shape for one in seen)}
 
 
 class Feeder:
@@ -115,7 +119,7 @@ class Feeder:
             descriptor = create(layout, slots)
             send(self._link, ("slab", (layout, slots)), (descriptor,))
             slab = Slab(descriptor, layout, slots)
-            self._engine = Engine(self._job, slab, self._workshop, Collator(self._job), self._deliver)
+            self._engine = Engine(self._job, slab, self._workshop, Collator(self._job), self._deliver, self._fail)
             self._engine.start(start)
             self._engine.run()
         else:
@@ -124,7 +128,7 @@ class Feeder:
     def _deliver(self, batch: Batch) -> None:
         now = SYSTEM.monotonic()
         if batch.failure is not None:
-            self._tell(failed(batch.start.generation, batch.failure))
+            self._fail(batch.start, batch.failure)
             return
         assert batch.slot is not None
         batch.spent("queue", batch.created_s, batch.done_s)
@@ -133,7 +137,26 @@ class Feeder:
             batch.start.generation, batch.epoch, batch.step, batch.slot, len(batch.keys), batch.keys, batch.loose,
             tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(),
         )  # fmt: skip
-        self._tell(told)
+        try:
+            self._tell(told)
+        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+            assert self._engine is not None
+            self._engine.free([batch.slot])
+            self._fail(batch.start, self._unsendable(batch, error))
+
+    @staticmethod
+    def _unsendable(batch: Batch, error: Exception) -> SampleError:
+        """Which value cannot cross to the trainer."""
+        for name, values in batch.loose.items():
+            for row, value in enumerate(values if isinstance(values, list) else [values]):
+                if not picklable(value):
+                    key = batch.keys[row] if isinstance(values, list) else "the batch"
+                    what = f"field {name!r} of {key}: a {type(value).__name__}"
+                    return SampleError(f"{what} cannot be sent to the training process: {error}")
+        return SampleError(f"epoch {batch.epoch}, step {batch.step} cannot be sent to the training process: {error}")
+
+    def _fail(self, start: Start, error: BaseException) -> None:
+        self._tell(failed(start.generation, error))
 
     def _tell(self, news: Delivered | Failed) -> None:
         """Called by the engine's threads: when nobody listens any more the process has nothing left to do."""
@@ -141,6 +164,15 @@ class Feeder:
             send(self._link, ("batch", news))
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
+
+
+def picklable(value: object) -> bool:
+    """Whether a value can cross to the trainer."""
+    try:
+        pickle.dumps(value)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError):
+        return False
+    return True
 
 
 def failed(generation: int, error: BaseException) -> Failed:
@@ -177,7 +209,7 @@ def main(arguments: list[str]) -> int:
         feeder.serve(waiter)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the trainer is gone: so are we
-    except Exception as error:  # whatever it is, the trainer must be told instead of waiting for ever
+    except BaseException as error:  # whatever it is, the trainer must be told instead of waiting for ever
         with contextlib.suppress(OSError):
             send(link, ("batch", failed(-1, error)))
     # Daemon threads may hold locks of libraries: leave without running destructors. Nothing of ours needs them.

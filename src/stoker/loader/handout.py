@@ -83,4 +83,4 @@ class HandOut:
 
     def _tensor(self, value: np.ndarray) -> Any:
         assert self._to_tensor is not None
-        return value if value.dtype.kind in "OUSV" else self._to_tensor(value)
+        return self._to_tensor(value) if value.dtype.kind in "biufc" and value.dtype.isnative else value

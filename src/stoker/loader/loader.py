@@ -21,7 +21,7 @@ from stoker.loader.attribute import Interval, attribute
 from stoker.loader.batch import Bad, Delivered, Failed
 from stoker.loader.handout import HandOut
 from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
-from stoker.loader.plan import Budget, Shuffle, plan_fields, plan_order, plan_split, plan_work
+from stoker.loader.plan import Budget, Shuffle, check_arguments, plan_fields, plan_order, plan_split, plan_work
 from stoker.loader.process import FeederProcess, rebuild
 from stoker.loader.ranks import find_ranks
 from stoker.loader.report import LoaderReport, Tally
@@ -70,6 +70,9 @@ class Loader:
         _choice("on_bad", on_bad, "raise", "skip", "replace")
         if device is not None and output != "torch":
             raise UsageError(f"device={device!r} needs output='torch', found {output!r}")
+        given = {"rank": rank, "world_size": world_size}
+        whole = {"batch_size": batch_size, "seed": seed, "canonical_nodes": canonical_nodes}
+        check_arguments(dataset, {**whole, **{n: v for n, v in given.items() if v is not None}}, on_bad_max=on_bad_max)
         ranks = find_ranks(rank, world_size)
         self.dataset = dataset
         self._split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
@@ -119,8 +122,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter()` runs *epoch* from its beginning, as with torch's DistributedSampler."""
-        if epoch < 0:
-            raise UsageError(f"an epoch must not be negative, found {epoch}")
+        check_arguments(self.dataset, {"epoch": epoch}, on_bad_max=0)
         if self._resumed and epoch == self.epoch:
             return  # a loop that says the epoch after a resume must not throw the position away
         self.epoch, self._position, self._begun = epoch, 0, False
@@ -139,6 +141,8 @@ class Loader:
             raise UsageError(
                 "load_state_dict while an iterator lives", "load before iter(), or drop the iterator first"
             )
+        if not isinstance(state, Mapping):
+            raise UsageError(f"a state is what state_dict() gave, found {type(state).__name__}")
         position = Position.from_dict(state)
         if position.plan != self._plan:
             raise UsageError(
@@ -171,6 +175,10 @@ class Loader:
             raise rebuild(told)
         assert (told.epoch, told.step) == (start.epoch, step), "the feeder's order is broken"
         self._check_bad(told)
+        self._position = self._split.consumed_after(start.position, step + 1)
+        if told.rows == 0:
+            self._pass_over(feeder, told)
+            return None
         assert self._handout is not None
         copied_s = SYSTEM.monotonic()
         copies = self._handout.must_copy() or self._device is not None
@@ -188,8 +196,18 @@ class Loader:
                 wait_s=ended - began, stages={k: round(v, 6) for k, v in parts.items()}, bad=[b.key for b in told.bad],
                 counts=told.counts,
             )  # fmt: skip
-        self._position = self._split.consumed_after(start.position, step + 1)
         return batch if self._layout == "dict" else tuple(batch[name] for name, _ in self._fields)
+
+    def _pass_over(self, feeder: FeederProcess, told: Delivered) -> None:
+        """Every sample of the batch was skipped: alone, this process goes on; with others it would fall out of step."""
+        feeder.free([told.slot])
+        self._tally.skipped(told.bad)
+        if self._split.world_size > 1:
+            raise SampleError(
+                f"epoch {told.epoch}, step {told.step}: every sample of this rank's batch is bad; the first: "
+                f"{told.bad[0].message}",
+                "on_bad='replace' keeps the ranks in step",
+            )
 
     def _receive(self, feeder: FeederProcess) -> Delivered | Failed:
         """The next batch of this generation; slots of dropped ones go straight back."""
@@ -281,16 +299,16 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         if self._start.generation != loader._generation or loader._live is None or loader._live() is not self:
             raise UsageError("this iterator was replaced by a newer iter() of the same loader")
-        if self._step == self._steps:
-            self.ended = True
-            loader._finish()
-            raise StopIteration
-        self.ended = True  # unless the batch comes: after an error this epoch does not go on
-        batch = loader._next(self._start, self._step)
-        self.ended = False
-        self._step += 1
-        loader._ahead = None
-        return batch
+        self.ended = True  # unless a batch comes: after an error this epoch does not go on
+        while self._step < self._steps:
+            batch = loader._next(self._start, self._step)
+            self._step += 1
+            loader._ahead = None
+            if batch is not None:
+                self.ended = False
+                return batch
+        loader._finish()
+        raise StopIteration
 
 
 def _choice(name: str, found: object, *allowed: str) -> None:

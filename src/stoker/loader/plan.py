@@ -35,10 +35,24 @@ class Budget:
     """Bytes for batches and read-ahead; default: a quarter of the free memory divided by the local ranks."""
 
 
+def check_arguments(dataset: object, whole: Mapping[str, object], *, on_bad_max: object) -> None:
+    """UsageError for what is no dataset, and for numbers that are not whole or out of range: named, before any use."""
+    if not hasattr(dataset, "index") or not hasattr(dataset, "reader"):
+        raise UsageError(f"a Loader takes a dataset, found {dataset!r:.60}", "open it first: stoker.open(url)")
+    for name, value in whole.items():
+        low, high = (0, 2**64 - 1) if name in ("seed", "epoch") else (0 if name == "rank" else 1, 2**40)
+        if type(value) is not int or not low <= value <= high:
+            raise UsageError(f"{name} must be a whole number from {low} to {high}, found {value!r}")
+    if isinstance(on_bad_max, bool) or not isinstance(on_bad_max, int | float) or not 0 <= on_bad_max <= 1:
+        raise UsageError(f"on_bad_max is a share of the epoch from 0 to 1, found {on_bad_max!r}")
+
+
 def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[tuple[str, Decoder], ...]:
     """The fields to decode and how. UsageError names a field that no sample of the dataset has."""
     if fields is None:
         return tuple((name, default_for(name)) for name in dataset.fields)
+    if not isinstance(fields, Mapping):
+        raise UsageError(f"fields maps names to decoders, as {{'cls': int}}, found {type(fields).__name__}")
     if not fields:
         raise UsageError("fields is empty: name at least one, as {'image': stoker.image.CenterCrop(224), 'cls': int}")
     for name in fields:
@@ -86,10 +100,11 @@ def _fits_cache(dataset: Dataset) -> bool:
 def plan_work(dataset: Dataset, budget: Budget | None, ranks: Ranks) -> Work:
     """Threads and memory under the budget."""
     given = budget or Budget()
+    for name, value in (("cpus", given.cpus), ("ram_bytes", given.ram_bytes)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise UsageError(f"Budget({name}=) is a whole number, at least 1, found {value!r}")
     threads = given.cpus or max(1, machine.cpus() // ranks.local_world_size)
     ram = given.ram_bytes or int(machine.memory_bytes_free() * RAM_SHARE / ranks.local_world_size)
-    if threads < 1 or ram < 1:
-        raise UsageError(f"a budget must be positive, found cpus={threads}, ram_bytes={ram}")
     return Work(threads, READERS_REMOTE if dataset.remote else 0, SLOTS, ram)
 
 

@@ -155,11 +155,18 @@ class FeederProcess:
             self.slab.close()
 
 
+def _noted(error: BaseException) -> str:
+    return "".join(f" {note}" for note in getattr(error, "__notes__", []))
+
+
 def rebuild(failure: Failed) -> BaseException:
     """The feeder's exception, with its traceback there as a note."""
     error: BaseException | None = pickle.loads(failure.error) if failure.error else None
     if error is None:
         return FeederError(f"the feeder failed:\n{failure.text}")
+    if isinstance(error, StopIteration) or not isinstance(error, Exception):
+        # Raised inside `next()`, StopIteration would end the epoch in silence; KeyboardInterrupt would seem a person's.
+        return FeederError(f"{type(error).__name__} was raised in the feeder{_noted(error)}:\n{failure.text}")
     if not isinstance(error, StokerError):
         error.add_note(f"in the feeder process:\n{failure.text}")
     return error

@@ -124,6 +124,10 @@ class Tally:
         self.batches += 1
         self.samples += rows if self.batches > 1 else 0
         self.counts = counts
+        self.skipped(bad)
+
+    def skipped(self, bad: tuple[Bad, ...]) -> None:
+        """Samples that could not be used."""
         self.reasons.update(one.reason for one in bad)
         self.bad.extend(bad[: BAD_KEPT_MAX - len(self.bad)])
 

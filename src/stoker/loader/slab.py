@@ -44,9 +44,10 @@ def create(layout: SlotLayout, slots: int) -> int:
         os.posix_fallocate(descriptor, 0, wanted)
     except OSError as error:
         os.close(descriptor)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-            raise
-        raise FeederError(f"the kernel refused {format_bytes(wanted)} of shared memory: {error.strerror}") from error
+        raise FeederError(
+            f"the kernel refused {format_bytes(wanted)} of shared memory: {error.strerror}",
+            "`ulimit -f` bounds it too" if error.errno == errno.EFBIG else None,
+        ) from error
     return descriptor
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from stoker.clock import SYSTEM
 from stoker.dataset.read import MISSING, RawSamples, SampleReader
 from stoker.errors import MissingFieldError, SampleError
+from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Bad, Batch, Chunk
 from stoker.loader.job import Job, Sample
 from stoker.order import sample_seed
@@ -31,6 +32,8 @@ class Workshop:
         self._job = job
         self._reader = reader
         plain = job.transform is None and not job.dataset.maps
+        self.names: frozenset[str] | None = None
+        """The fields that the transform gives, once the first sample has shown them."""
         self._direct = {name for name, decoder in job.fields if plain and decoder.shape is not None}
 
     def read(self, batch: Batch, chunk: Chunk) -> RawSamples:
@@ -51,13 +54,14 @@ class Workshop:
             batch.spent("transform", decoded_s, SYSTEM.monotonic())
         for row, values in enumerate(decoded, chunk.first):
             if values is not None:
-                self._store(batch, row, values)
+                seat[0] = batch.samples[row] + 1
+                self._keep(batch, row, values)
 
     def probe(self, sample: int, epoch: int) -> Values:
         """The values of one sample, to learn the shapes that a transform gives."""
         raw = self._reader.read([sample])
         values = self._values(raw, 0, sample, epoch, {})
-        return dict(self._apply(raw.keys[0], sample, epoch, values)) if self._job.transform else values
+        return self._apply(raw.keys[0], sample, epoch, values) if self._job.transform else values
 
     def _decode(self, batch: Batch, chunk: Chunk, row: int, raw: RawSamples, seat: np.ndarray) -> Values | None:
         """Decoded values of a row, or None where the sample is skipped. Fixed-shape fields are in the slot already."""
@@ -67,7 +71,7 @@ class Workshop:
         try:
             return self._values(raw, at, sample, batch.epoch, outs)
         except SampleError as error:
-            return self._bad(batch, row, raw.keys[at], error, outs)
+            return self._bad(batch, row, error, outs, transformed=False)
 
     def _values(self, raw: RawSamples, at: int, sample: int, epoch: int, outs: Mapping[str, np.ndarray]) -> Values:
         job = self._job
@@ -96,9 +100,10 @@ class Workshop:
         return values
 
     def _bad(
-        self, batch: Batch, row: int, key: str, error: SampleError, outs: Mapping[str, np.ndarray]
+        self, batch: Batch, row: int, error: SampleError, outs: Mapping[str, np.ndarray], *, transformed: bool
     ) -> Values | None:
-        """Deal with the sample of *row* as the policy says."""
+        """Deal with the sample of *row* as the policy says; *transformed*: what is given back must be, too."""
+        key = batch.keys[row]
         sample, action = int(batch.samples[row]), self._job.bad.action
         where = f"sample {sample}, key {key!r}, epoch {batch.epoch}: {error.message}"
         if action == "raise":
@@ -107,17 +112,21 @@ class Workshop:
             ) from error
         substitute, values = None, None
         if action == "replace":
-            substitute, values = self._substitute(batch, row, sample, outs)
+            substitute, values = self._substitute(batch, row, sample, outs, transformed=transformed)
         batch.bad[row] = Bad(sample, key, error.reason, where, substitute)
         return values
 
-    def _substitute(self, batch: Batch, row: int, sample: int, outs: Mapping[str, np.ndarray]) -> tuple[int, Values]:
-        """Another sample in place of a bad one: the same on every machine and at every resume."""
+    def _substitute(
+        self, batch: Batch, row: int, sample: int, outs: Mapping[str, np.ndarray], *, transformed: bool
+    ) -> tuple[int, Values]:
+        """Another sample in place of a bad one, as far along as that was: the same on every machine and resume."""
         for attempt in range(1, REPLACE_TRIES + 1):
-            other = sample_seed(self._job.seed + attempt, batch.epoch, sample) % len(self._job.dataset)
+            other = sample_seed((self._job.seed + attempt) % 2**64, batch.epoch, sample) % len(self._job.dataset)
             raw = self._reader.read([other])
             try:
                 values = self._values(raw, 0, other, batch.epoch, outs)
+                if transformed:
+                    values = self._apply(raw.keys[0], other, batch.epoch, values)
             except SampleError:
                 continue
             batch.samples[row], batch.keys[row] = other, raw.keys[0]
@@ -129,28 +138,48 @@ class Workshop:
             return None
         seat[0] = batch.samples[row] + 1
         try:
-            return dict(self._apply(batch.keys[row], int(batch.samples[row]), batch.epoch, values))
+            return self._apply(batch.keys[row], int(batch.samples[row]), batch.epoch, values)
         except SampleError as error:
-            return self._bad(batch, row, batch.keys[row], error, {})
+            return self._bad(batch, row, error, {}, transformed=True)
 
     def _apply(self, key: str, sample: int, epoch: int, values: Values) -> Sample:
         given = {**values, "__key__": key, "__index__": sample, "__seed__": sample_seed(self._job.seed, epoch, sample)}
         assert self._job.transform is not None
         result = self._job.transform(given)
-        if not isinstance(result, dict):
-            raise TypeError(f"the transform must return a dict of fields, not {type(result).__name__}")
-        return {name: value for name, value in result.items() if not name.startswith("__")}
+        if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
+            raise TypeError(
+                f"the transform must return a dict of named fields, found {type(result).__name__}: {result!r:.80}"
+            )
+        kept = {name: value for name, value in result.items() if not str(name).startswith("__")}
+        self._check_names(kept)
+        return kept
+
+    def _keep(self, batch: Batch, row: int, values: Values) -> None:
+        try:
+            self._store(batch, row, values)
+        except SampleError as error:
+            substitute = self._bad(batch, row, error, {}, transformed=self._job.transform is not None)
+            if substitute is not None:
+                self._store(batch, row, substitute)
+
+    def _check_names(self, given: Values) -> None:
+        """Every sample of a run has the same fields: a slot's row must not keep what another sample left there."""
+        if self.names is None or given.keys() == self.names:
+            return
+        missing, extra = sorted(self.names - given.keys()), sorted(given.keys() - self.names)
+        if missing:
+            raise MissingFieldError(f"the transform gave no field {missing[0]!r}, which the first samples had")
+        raise SampleError(
+            f"the transform gave a field {extra[0]!r} that the first samples did not have",
+            "give every sample the same fields; None is a value",
+        )
 
     @staticmethod
     def _store(batch: Batch, row: int, values: Values) -> None:
         """Put what is not in the slot yet there, or aside where it does not fit."""
         for name, value in values.items():
-            array = batch.arrays.get(name)
-            if array is None or name in batch.loose:
-                batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
-                continue
-            given = np.asarray(value)
-            if given.shape == array.shape[1:] and np.can_cast(given.dtype, array.dtype, "same_kind"):
+            array, given = batch.arrays.get(name), as_array(value)
+            if array is not None and given is not None and fits(name, given, array.shape[1:], array.dtype):
                 array[row] = given
             else:
                 batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
@@ -158,9 +187,8 @@ class Workshop:
 
 def _assign(name: str, out: np.ndarray, value: object) -> None:
     """Put a value that needs no decoding where it belongs. SampleError when it is not of the field's shape and kind."""
-    given = np.asarray(value)
-    if given.shape != out.shape or not np.can_cast(given.dtype, out.dtype, "same_kind"):
-        raise SampleError(
-            f"field {name!r}: expected {out.dtype} of shape {out.shape}, found {given.dtype} of shape {given.shape}"
-        )
+    given = as_array(value)
+    if given is None or not fits(name, given, out.shape, out.dtype):
+        found = type(value).__name__ if given is None else f"{given.dtype} of shape {given.shape}"
+        raise SampleError(f"field {name!r}: expected {out.dtype} of shape {out.shape}, found {found}")
     out[...] = given

@@ -22,8 +22,8 @@ class Window:
     """Shards in use at once. More: better mixed. Fewer: a smaller working set for the cache."""
 
     def __post_init__(self) -> None:
-        if self.shards < 1:
-            raise UsageError(f"a window has at least 1 shard, found {self.shards}")
+        if type(self.shards) is not int or self.shards < 1:
+            raise UsageError(f"a window is a whole number of shards, at least 1, found {self.shards!r}")
 
 
 class WindowSequence:
