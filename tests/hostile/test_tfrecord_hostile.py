@@ -166,6 +166,16 @@ def test_names_beyond_the_limits_make_no_fields() -> None:
         assert [place.name for place in scan.samples[0].fields] == ["record"]
 
 
+@pytest.mark.parametrize("codec", ["tf:seq", "tf:bytes", "tf:int64"])
+def test_lists_beyond_the_limit_are_bad_samples(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    """Items of two bytes that would take fifty times as much memory each."""
+    monkeypatch.setattr("stoker.format.proto.LIST_ITEMS_MAX", 1_000)
+    items = {"tf:seq": b"\x0a\x00", "tf:bytes": b"\x0a\x00", "tf:int64": b"\x08\x05"}[codec] * 1_001
+    tag = {"tf:seq": b"", "tf:bytes": b"\x0a", "tf:int64": b"\x1a"}[codec]
+    with pytest.raises(SampleError, match="more than 1000 items"):
+        decode_value(codec, tag + _size(items) if tag else items)
+
+
 def _size(payload: bytes) -> bytes:
     """The payload behind its length."""
     size, out = len(payload), b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import random
 import sys
 from decimal import Decimal
@@ -201,6 +202,15 @@ def test_lists_of_pictures() -> None:
 def test_pickles_are_never_loaded() -> None:
     """They stay bytes, whatever they would do."""
     assert decode("pkl", b"cos\nsystem\n(S'false'\ntR.") == b"cos\nsystem\n(S'false'\ntR."
+
+
+def test_a_pickle_is_loaded_for_who_names_the_loader(tmp_path: Path) -> None:
+    """A column `pkl` gives its bytes; `pickle.loads`, named as the field's decoder, gives what they mean."""
+    samples = [{"p": pickle.dumps((n, "text"))} for n in range(4)]
+    dataset = stoker.open(write_mds(tmp_path / "data", samples, columns={"p": "pkl"}))
+    assert dataset[1]["p"] == samples[1]["p"]
+    with stoker.Loader(dataset, 4, shuffle="none", fields={"p": pickle.loads}) as loader:
+        assert next(iter(loader))["p"] == [(n, "text") for n in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def index(
     publish: bool = typer.Option(False, "--publish", help="Write the index beside the data, into _stoker/."),
     check: bool = typer.Option(False, "--check", help="Scan all, write nothing; exit 1 when an error is found."),
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
-    format: str | None = typer.Option(None, help="webdataset or files; recognised by default."),  # noqa: A002
+    format: str | None = typer.Option(  # noqa: A002
+        None, help="webdataset, mds, tfrecord, hdf5, table or files; recognised by default."
+    ),
     manifest: str | None = typer.Option(None, help="CSV, JSONL or Parquet: paths and metadata of raw files."),
     keep_damaged: bool = typer.Option(False, "--keep-damaged", help="Index what is whole of damaged shards."),
     workers: int | None = typer.Option(None, min=1, help="Shards scanned at once."),

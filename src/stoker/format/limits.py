@@ -64,15 +64,15 @@ TFRECORD_FEATURES_MAX = 65_536
 """Features of one record; the index numbers names with 16 bits."""
 
 MDS_INDEX_BYTES_MAX = 64 << 20
-"""An index.json: about 90,000 shards."""
+"""An index.json: about 90,000 shards. Parsed it takes up to twenty times as much memory."""
 MDS_SHARDS_MAX = 1_000_000
 MDS_HEADER_BYTES_MAX = 1 << 20
 """The JSON inside a shard that describes its columns."""
 MDS_COLUMNS_MAX = 4_096
 MDS_SAMPLES_MAX = 16 << 20
-"""Samples of one shard: their offsets (4 bytes each) are in memory while it is indexed."""
+"""Samples of one shard: 50 bytes each, and 8 for each column that varies, are in memory while it is indexed."""
 LIST_ITEMS_MAX = 1 << 20
-"""Images in one field of a list."""
+"""Items of one field that is a list (but for packed numbers, which are an array)."""
 SNAPPY_BYTES_MAX = 1 << 30
 """Expanded bytes of one snappy block: it can only be expanded in memory, as a whole."""
 THRIFT_BYTES_MAX = 64 << 20

@@ -7,15 +7,17 @@ them apart. https://protobuf.dev/programming-guides/encoding and tensorflow/core
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from stoker.errors import SampleError, UsageError
-from stoker.format.limits import FIELD_NAME_BYTES_MAX, TFRECORD_FEATURES_MAX
+from stoker.format.limits import FIELD_NAME_BYTES_MAX, LIST_ITEMS_MAX, TFRECORD_FEATURES_MAX
 
 Data = bytes | memoryview
+_Item = TypeVar("_Item")
 _VARINT_BYTES_MAX = 10
 _FEW = 32
 """Up to so many, one by one is faster than by arrays."""
@@ -145,7 +147,7 @@ def decode_feature(kind: str, data: Data) -> object:
         if kind != "seq":
             value = _list(data, 0, len(data), kind)
             return value[0].item() if isinstance(value, np.ndarray) and len(value) == 1 else value
-        steps = [_list(data, start, stop, None) for start, stop in _nested(data, 0, len(data), 1)]
+        steps = [_list(data, start, stop, None) for start, stop in _few(_nested(data, 0, len(data), 1))]
     except ProtoError as error:
         raise SampleError(f"no {'FeatureList' if kind == 'seq' else 'Feature'} of {kind}: {error}") from None
     arrays = [step for step in steps if isinstance(step, np.ndarray)]
@@ -160,12 +162,12 @@ def _list(data: Data, at: int, stop: int, expected: str | None) -> np.ndarray | 
     if expected is not None and _KINDS.get(kind) != expected:
         raise ProtoError(f"expected a list of {expected}, found {_KINDS.get(kind, 'nothing')}")
     if kind in (0, _BYTES):
-        return [bytes(data[a:b]) for start, end in lists for a, b in _nested(data, start, end, 1)]
+        return [bytes(data[a:b]) for start, end in lists for a, b in _few(_nested(data, start, end, 1))]
     single = 5 if kind == _FLOAT else 0
     packed = b"".join(
         data[a:b]
         for start, end in lists
-        for number, wire, a, b in message(data, start, end)
+        for number, wire, a, b in _few(message(data, start, end))
         if number == 1 and wire in (2, single)
     )
     if kind == _INT64:
@@ -173,6 +175,14 @@ def _list(data: Data, at: int, stop: int, expected: str | None) -> np.ndarray | 
     if len(packed) % 4:
         raise ProtoError(f"{len(packed)} bytes of floats, expected a multiple of 4")
     return np.frombuffer(packed, "<f4").copy()
+
+
+def _few(items: Iterable[_Item]) -> Iterator[_Item]:
+    """The same, as long as they are not more than an honest list has: each costs many times its bytes of memory."""
+    for count, item in enumerate(items):
+        if count == LIST_ITEMS_MAX:
+            raise ProtoError(f"a list of more than {LIST_ITEMS_MAX} items")
+        yield item
 
 
 def _numbers(packed: bytes) -> np.ndarray:

@@ -25,7 +25,8 @@ class MDSSource:
     """The shards that index.json names and the store has."""
 
     store: Store
-    named: Sequence[tuple[MDSShard, ObjectInfo]]
+    named: Sequence[tuple[MDSShard, ObjectInfo, str]]
+    """What index.json says, the object that is taken, and how that is compressed."""
     findings: tuple[Finding, ...]
     """What index.json and the listing alone tell."""
     workers: int
@@ -44,9 +45,8 @@ class MDSSource:
             self.progress(done, len(self.named), done_bytes)
             yield Shard(scanned.ref, scanned.scan.samples, scanned.scan.findings)
 
-    def _scan(self, named: tuple[MDSShard, ObjectInfo]) -> Scanned:
-        shard, info = named
-        compressed = shard.compression if info.key.endswith(shard.packed) and shard.packed else ""
+    def _scan(self, named: tuple[MDSShard, ObjectInfo, str]) -> Scanned:
+        shard, info, compressed = named
         kind = _Described(shard, self.scratch)
         return scan_shard(self.store, info, kind, scratch=self.scratch, compressed=compressed)
 
@@ -129,13 +129,14 @@ def mds_source(
     folder, objects = info.key[: -len(INDEX_NAME)], {info.key: info for info in listed}
     named = []
     for shard in shards:
-        names = [folder + name for name in (shard.raw, shard.packed) if name]
-        present = [objects[name] for name in names if name in objects]
-        if present:
-            named.append((shard, present[0]))
+        raw, packed = objects.get(folder + shard.raw), objects.get(folder + shard.packed)
+        if shard.packed and packed is not None and (raw is None or raw == packed):
+            named.append((shard, packed, shard.compression))
+        elif raw is not None:
+            named.append((shard, raw, ""))
         else:
             message = f"{INDEX_NAME} names it, the store does not have it ({shard.samples} samples)"
-            findings.add("missing-shard", "error", names[-1], message)
+            findings.add("missing-shard", "error", folder + (shard.packed or shard.raw), message)
     known = {folder + name for shard in shards for name in (shard.raw, shard.packed)}
     for key in sorted(key for key in objects if MDS().owns(key) and key not in known):
         findings.add("unlisted-shard", "warning", key, f"passed over: {INDEX_NAME} does not name it")
