@@ -21,7 +21,7 @@ import numpy as np
 from stoker.errors import MissingExtraError, SampleError, ShardError, UsageError
 from stoker.format.base import FieldPlace, Findings, ShardScan
 from stoker.format.guard import look
-from stoker.format.hdf5_guard import FAILURES, Run, checked_runs, prepare
+from stoker.format.hdf5_guard import FAILURES, Run, checked_runs, open_file, prepare
 from stoker.format.limits import CHUNK_BYTES_MAX
 from stoker.format.rows import KEY_FIELD, RowFormat, RowSamples, damaged, resolve
 
@@ -155,7 +155,7 @@ class Hdf5File:
                 self._file, self._datasets, self._pid = None, {}, os.getpid()
             try:
                 if self._file is None:
-                    self._file = self._library.File(self._path, "r", locking=False)
+                    self._file = open_file(self._library, self._path)
                 if path not in self._datasets:
                     self._datasets[path] = self._file[path]
             except FAILURES as error:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import io
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -79,7 +81,7 @@ def look(path: Path) -> dict[str, Any]:
     """{"runs": [[group, rows, {field: dataset}]], "findings": [[code, severity, place, message]]}."""
     h5py = prepare()
     walk = _Walk(path.stat().st_size)
-    with h5py.File(path, "r", locking=False) as file:
+    with open_file(h5py, path) as file:
         with contextlib.suppress(*FAILURES):  # a root that leads back to itself is found out one turn later then
             root = h5py.h5o.get_info(file.id)
             walk.seen.add((root.fileno, root.addr))
@@ -90,6 +92,40 @@ def look(path: Path) -> dict[str, Any]:
     if any(len(run.fields) > ROW_FIELDS_MAX for run in runs):
         raise ShardError(f"more than {ROW_FIELDS_MAX} datasets of as many rows")
     return {"runs": [[run.group, run.rows, dict(run.fields)] for run in runs], "findings": walk.findings}
+
+
+def open_file(h5py: Any, path: Path) -> Any:
+    """The file, open for reading. One without a name, as /proc shows it, goes through Python: HDF5 resolves names."""
+    if path.is_relative_to("/proc"):
+        return h5py.File(_Nameless(path), "r")
+    return h5py.File(path, "r", locking=False)
+
+
+class _Nameless(io.RawIOBase):
+    """What h5py needs of a Python file; closes itself when nobody holds it any more."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._at = 0
+
+    def readinto(self, buffer: Any) -> int:
+        count = os.preadv(self._descriptor, [buffer], self._at)
+        self._at += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence)
+        self._at = offset + (os.fstat(self._descriptor).st_size if base is None else base)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
 
 
 def _group(h5py: Any, group: Any, path: str, walk: _Walk, depth: int) -> None:
