@@ -69,7 +69,7 @@ def test_wrong_codecs(codec: str) -> None:
 
 
 def test_cuts_and_junk() -> None:
-    """A cut anywhere is an error and keeps whole rows in place; junk behind the end is a warning; nothing is no shard."""
+    """A cut anywhere is an error and keeps whole rows in place; junk behind the end is a warning."""
     data = arrays_bytes(SAMPLES)
     row = scan(data).samples
     for cut in range(len(data)):
@@ -110,17 +110,27 @@ def forged(head: object, keys: object = (), rows: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        forged(3), forged([3]), forged([["x", "|O", [1]]]), forged([["x", "<f4", [-1]]]), forged([["x", "<f4", [1 << 40, 1 << 40]]]),
-        forged([["", "<f4", [1]]]), forged([["x" * 2000, "<f4", [1]]]), forged([["x", "<f4", [1.5]]]), forged([["x", "<f4", 3]]),
-        forged([["x", "<f4", [1]]], ("a", "b"), bytes(4)), forged([["x", "<f4", [1]]], {"a": 1}, bytes(4)), forged([["x", "<f4", [1]]], (1,), bytes(4)),
-        struct.pack("<8sII", MAGIC, 0xFFFFFFFF, 0), MAGIC + b"\xff" * 30 + END,
+        forged(3),
+        forged([3]),
+        forged([["x", "|O", [1]]]),
+        forged([["x", "<f4", [-1]]]),
+        forged([["x", "<f4", [1 << 40, 1 << 40]]]),
+        forged([["", "<f4", [1]]]),
+        forged([["x" * 2000, "<f4", [1]]]),
+        forged([["x", "<f4", [1.5]]]),
+        forged([["x", "<f4", 3]]),
+        forged([["x", "<f4", [1]]], ("a", "b"), bytes(4)),
+        forged([["x", "<f4", [1]]], {"a": 1}, bytes(4)),
+        forged([["x", "<f4", [1]]], (1,), bytes(4)),
+        struct.pack("<8sII", MAGIC, 0xFFFFFFFF, 0),
+        MAGIC + b"\xff" * 30 + END,
     ],
-)  # fmt: skip
+)
 def test_heads_and_tails_that_lie(data: bytes) -> None:
     """What a shard declares is compared with what it is, before anything of that size is made."""
     found = scan(data)
     assert found.errors
-    assert len(found.samples) <= 4
+    assert len(found.samples) * 4 <= len(data)
 
 
 @pytest.mark.parametrize(
