@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import random
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from stoker.format.mds import MDSWriter
 from stoker.format.mds_index import index_json, shard_record
@@ -49,7 +49,9 @@ def foreign(script: str, *arguments: object) -> str:
         [str(ROOT / "tools/interop.sh")], capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable}
     )
     assert not made.returncode, f"tools/interop.sh cannot make .venv-interop: {made.stderr[-1000:]}"
-    lent = Path(torch.__file__).parent.parent
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    lent = Path(found.origin).parent.parent
     command = [str(ROOT / ".venv-interop/bin/python"), "-c", script, str(lent), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

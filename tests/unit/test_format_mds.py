@@ -219,6 +219,7 @@ def test_a_pickle_is_loaded_for_who_names_the_loader(tmp_path: Path) -> None:
         ("str", b"\xff"), ("int", b"1"), ("uint8", b""), ("str_int", b"1x"), ("str_int", b"1" * 5000),
         ("str_float", b"zero"), ("str_decimal", b"--"), ("json", b"{"), ("json", b"[" * 100_000), ("ndarray", b""),
         ("ndarray", b"\x07\x04\x01\x00"), ("ndarray", b"\x08\xff"), ("ndarray:uint8", b"\x0b" + b"\xff" * 16),
+        ("ndarray:uint8", b"\x43" + b"\xff" * 128), ("ndarray:uint8", b"\x0b" + bytes(8) + b"\xff" * 8),
         ("ndarray:float32:3,4", b"1234"), ("pil", b"short"), ("pil", b"\1\0\0\0\1\0\0\0\3\0\0\0XYZ."),
         ("list[jpeg]", b"\0\0\0\0\xff\xff\xff\xff"), ("list[pil]", b"\0\0\0\0\1\0\0\0\1\0\0\0x"),
     ],

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Encoding:
             return np.dtype(self.name).itemsize
         if self.dtype is None or self.shape is None:
             return None
-        return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @lru_cache(maxsize=1_024)
@@ -121,7 +122,7 @@ def _array(kind: Encoding, data: Data) -> np.ndarray:
             raise ValueError(f"{dimensions} dimensions do not fit")
         shape = tuple(np.frombuffer(data[start:at], _SHAPE_DTYPES[width]).tolist())
     element = np.dtype(dtype).newbyteorder("<")
-    count = int(np.prod(shape, dtype=object))
+    count = prod(shape)
     if count * element.itemsize != len(data) - at:
         raise ValueError(f"shape {shape} of {dtype} needs {count * element.itemsize} bytes, found {len(data) - at}")
     return np.frombuffer(data[at:], element).reshape(shape).copy()
