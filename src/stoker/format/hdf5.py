@@ -207,8 +207,8 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 def _texts(raw: Any) -> object:
-    if isinstance(raw, np.ndarray):
-        return [_texts(one) for one in raw.tolist()]
+    if isinstance(raw, np.ndarray | list):
+        return [_texts(one) for one in raw]
     data = bytes(raw)
     try:
         return data.decode("utf-8")
@@ -279,7 +279,7 @@ class Hdf5Writer:
                 if dataset is None:
                     dataset = self._datasets[name] = self._create(name, values[0])
                 dataset.resize(self._rows, axis=0)
-                dataset[self._flushed :] = _column(values, self._kinds[name])
+                _fill(dataset, self._flushed, values)
                 self._pending[name] = []
         self._flushed, self._pending_bytes = self._rows, 0
         self._alive = True
@@ -344,16 +344,16 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else int(value.nbytes)
 
 
-def _column(values: list[Any], kind: tuple[str, tuple[int, ...]]) -> Any:
-    """Rows as h5py takes them."""
-    if kind[0] == "text":
-        return values
-    if kind[0] == "bytes" or kind[0].startswith(_RAGGED):
-        column = np.empty(len(values), object)
-        for at, value in enumerate(values):
-            column[at] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-        return column
-    return np.stack(values)
+def _fill(dataset: Any, first: int, values: list[Any]) -> None:
+    """Write rows from *first* on. Those of varying length go one by one: h5py makes arrays of what happens to fit."""
+    if isinstance(values[0], str):
+        dataset[first:] = values
+    elif dataset.dtype.hasobject:
+        for row, value in enumerate(values, first):
+            if len(value):
+                dataset[row] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    else:
+        dataset[first:] = np.stack(values)
 
 
 HDF5 = RowFormat("hdf5", owns, (b"\x89HDF\r\n\x1a\n",), scan_hdf5, open_hdf5)

@@ -98,7 +98,7 @@ def open_file(h5py: Any, path: Path) -> Any:
     """The file, open for reading. One without a name, as /proc shows it, goes through Python: HDF5 resolves names."""
     if path.is_relative_to("/proc"):
         return h5py.File(_Nameless(path), "r")
-    return h5py.File(path, "r", locking=False)
+    return h5py.File(path, "r")
 
 
 class _Nameless(io.RawIOBase):

@@ -74,6 +74,8 @@ class RowSamples(Sequence[SampleEntry]):
 
 def resolve(field: str, names: Sequence[str]) -> str | None:
     """The column that a request means: itself, "a;b" the first there is, "image" also any image's extension."""
+    if field in names:
+        return field
     for part in field.split(";"):
         wanted = part.strip()
         found: str
