@@ -7,6 +7,17 @@ required keyword cannot be unpickled, so a worker process could not report it.
 
 from __future__ import annotations
 
+import re
+
+REASON_CHARACTERS_MAX = 300
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+(?=>)")
+
+
+def reason_of(error: BaseException) -> str:
+    """Type and text of somebody else's exception in one line, without memory addresses: the same on every run."""
+    text = " ".join(_ADDRESS.sub("", str(error)).split())[:REASON_CHARACTERS_MAX]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
 
 class StokerError(Exception):
     """Root of all errors that stoker raises on purpose."""

@@ -67,7 +67,7 @@ def test_every_image_is_a_sample_and_others_join_it() -> None:
         "b/3": {"webp": "b/3.webp"},
     }
     assert files.folders == ("a", "b")
-    assert codes(files) == [("not-an-image", "b/1.json")]
+    assert codes(files) == [("own-class", "a/1.jpg"), ("not-an-image", "b/1.json")]
 
 
 def test_two_images_of_one_stem_keep_their_extensions_in_the_key() -> None:

@@ -112,6 +112,7 @@ def test_wrong_usage_is_2(store: Local, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_nothing_there_is_1(store: Local, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder without data is an error that says so."""
+    (tmp_path / "nowhere").mkdir()
     assert run(tmp_path / "nowhere") == 1
     assert "no data found" in capsys.readouterr().err
 

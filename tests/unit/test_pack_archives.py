@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import random
 import stat
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 import zstandard
 
 from stoker.errors import SampleError, ShardError, UsageError
+from stoker.format.limits import FILE_BYTES_MAX
+from stoker.format.tar import BLOCK, header
 from stoker.pack import pack
 from support_decode import encode, photo
 from support_pack import by_source, make_photos, packed, tar_of, tree, walk
@@ -191,3 +196,71 @@ def test_hostile_links_are_followed_inside_only(shared_data: Path, tmp_path: Pat
     found = set(by_source(packed(tmp_path / "out")))
     assert {"links/a/real.jpg", "links/n01 space/x.jpg", "links/a/link.jpg"} <= found
     assert not found & {"links/outside.jpg", "links/loop1.jpg", "links/pipe.jpg", "links/dangling.jpg"}
+
+
+def promise(raw: bytearray, name: bytes, size: int) -> None:
+    """Write another size into a zip's table of contents."""
+    header = raw.rindex(name) - 46
+    raw[header + 24 : header + 28] = struct.pack("<I", size)
+
+
+def test_files_beyond_the_limit_are_not_read(tmp_path: Path) -> None:
+    """A file, a zip's member and a tar's member of more than 1 GiB are bad samples by their declared sizes alone."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "good.jpg").write_bytes(PICTURE)
+    with (folder / "huge.jpg").open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    with (tmp_path / "h.tar").open("wb") as file:
+        file.write(header("huge.jpg", FILE_BYTES_MAX + 1))
+        file.seek(-(-(FILE_BYTES_MAX + 1) // BLOCK) * BLOCK, os.SEEK_CUR)
+        file.write(header("good.jpg", len(PICTURE)) + PICTURE + bytes(-len(PICTURE) % BLOCK + 2 * BLOCK))
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("good.jpg", PICTURE)
+        archive.writestr("huge.jpg", PICTURE)
+    raw = bytearray(memory.getvalue())
+    promise(raw, b"huge.jpg", FILE_BYTES_MAX + 1)
+    (tmp_path / "h.zip").write_bytes(raw)
+    for name in ("in", "h.tar", "h.zip"):
+        tracemalloc.start()
+        report = pack(tmp_path / name, tmp_path / f"{name}.out", shards=1, on_bad="skip")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (report.samples, report.skipped) == (1, 1) and peak < 50 << 20
+        assert f"at most {FILE_BYTES_MAX}" in report.findings[0].message
+        with pytest.raises(SampleError, match=r"huge\.jpg"):
+            pack(tmp_path / name, tmp_path / f"{name}.fail", shards=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "peak_max"),
+    [(zipfile.ZIP_DEFLATED, 16 << 20), (zipfile.ZIP_LZMA, 96 << 20), (zipfile.ZIP_BZIP2, 128 << 20)],
+)
+def test_a_member_that_promises_less_than_it_holds(tmp_path: Path, method: int, peak_max: int) -> None:
+    """However well its bytes are compressed, reading stops at the size that it promised, not when memory is full."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", method, compresslevel=1) as archive, archive.open("bomb.jpg", "w") as member:
+        for _ in range(192):
+            member.write(bytes(1 << 20))
+    raw = bytearray(memory.getvalue())
+    promise(raw, b"bomb.jpg", 1_000)
+    (tmp_path / "b.zip").write_bytes(raw)
+    tracemalloc.start()
+    with pytest.raises(SampleError, match=r"bomb\.jpg: cannot be read: BadZipFile"):
+        pack(tmp_path / "b.zip", tmp_path / "out", shards=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < peak_max
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_every_way_of_compressing_is_read_whole(tmp_path: Path, method: int) -> None:
+    """Reading by pieces gives all bytes, of members larger than any piece too."""
+    noise = random.Random(1).randbytes(300_000)
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as archive:
+        archive.writestr("a.jpg", PICTURE)
+        archive.writestr("a.txt", noise)
+    pack(tmp_path / "m.zip", tmp_path / "out", shards=1)
+    (sample,) = packed(tmp_path / "out")
+    assert (sample.fields["jpg"], sample.fields["txt"]) == (PICTURE, noise)

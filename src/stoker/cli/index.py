@@ -23,7 +23,7 @@ from stoker.index import (
     source_of,
 )
 from stoker.index.build import Damaged
-from stoker.store import connect
+from stoker.store import check_there, connect
 from stoker.store.base import Store
 from stoker.units import format_bytes
 
@@ -49,6 +49,7 @@ def index(
         raise UsageError("--publish and --check exclude each other", "check first, then publish")
     root, shards = split_urls(url)
     store = connect(root)
+    check_there(store)
     damaged: Damaged = "keep" if keep_damaged else "refuse"
     with progress("index") as bar:
         if check or publish:

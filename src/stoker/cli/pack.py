@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Literal, cast
@@ -54,7 +55,7 @@ def pack(
     quiet_pillow()
     if transform is not None:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a script beside the data can be named
-    with progress("packing") as bar:
+    with progress("packing") as bar, contextlib.redirect_stdout(sys.stderr):  # stdout is ours, not a transform's
         report = run_pack(
             src, dst, format=format, shard_size=shard_size, shards=shards, label=label, manifest=manifest,
             include=include or (), exclude=exclude or (), resize_short=resize_short, transcode=transcode,

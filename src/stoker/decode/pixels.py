@@ -24,7 +24,7 @@ import simplejpeg
 
 from stoker.decode.augment import FLIPS, Box, aligned, stored_box
 from stoker.decode.header import PNG_MAGIC, Header, check_png_sums, exif_orientation, read_header
-from stoker.errors import SampleError
+from stoker.errors import SampleError, reason_of
 
 Pixels = npt.NDArray[np.uint8]
 Choice = Callable[[int, int], tuple[Box, tuple[int, int] | None]]
@@ -143,8 +143,7 @@ def _opened(raw: bytes | memoryview, pixels_max: int) -> Iterator[PIL.Image.Imag
         raise
     except _HOSTILE as error:
         found = "no bytes" if len(raw) == 0 else f"{len(raw)} bytes that begin with {bytes(raw[:12])!r}"
-        reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-        raise SampleError(f"image: cannot be decoded ({reason}); found {found}") from None
+        raise SampleError(f"image: cannot be decoded ({reason_of(error)}); found {found}") from None
 
 
 def _pillow(raw: bytes | memoryview, pixels_max: int) -> tuple[Pixels, int]:

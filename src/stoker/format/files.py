@@ -3,6 +3,9 @@
 Every image file (or every file that a manifest names) is a sample of its own; other files of the same stem in the same
 folder join it. One folder is one shard. A sample's key is its path without the extension, unless two samples of the
 folder would share it: then both keep theirs. A file that nobody needs is passed over and counted, never silently.
+
+What is stored wins: a metadata column is empty for a sample that has a file of that field, and a `.cls` beside an image
+is its class, whatever the folder is called.
 """
 
 from __future__ import annotations
@@ -71,7 +74,10 @@ class FileDataset:
                 name = split_file(part.key)[1]
                 fields.setdefault(name, FieldPlace(name, 0, part.size, object=part.key))
             key = item.key if stem in twice else stem
-            yield SampleEntry(key, tuple(fields.values()), self._columns_of(item.key))
+            columns = self._columns_of(item.key)
+            if not fields.keys().isdisjoint(columns):
+                columns = {name: None if name in fields else value for name, value in columns.items()}
+            yield SampleEntry(key, tuple(fields.values()), columns)
 
 
 def _bytes(text: str) -> bytes:
@@ -133,10 +139,10 @@ def gather(
             folder.others.setdefault(stem, []).append(item)
         else:
             findings.add("no-extension", "notice", item.key, "passed over: no extension")
-    _count_strangers(folders, findings)
+    _count_strangers(folders, findings, listed=manifest is not None)
     if manifest is not None:
         _check_manifest(manifest, set(paths))
-    columns_of, columns, classes = _metadata(paths, label, manifest, findings)
+    columns_of, columns, classes = _metadata(paths, _classed(folders), label, manifest, findings)
     used = tuple(sorted((name for name, folder in folders.items() if folder.samples), key=_bytes))
     return FileDataset(classes, findings.all(), columns, used, folders, columns_of)
 
@@ -153,14 +159,28 @@ def _usable(item: Listed, findings: Findings) -> bool:
     return False
 
 
-def _count_strangers(folders: Mapping[str, _Folder], findings: Findings) -> None:
-    """Files that belong to no sample, and files of one stem that would be the same field."""
+def _classed(folders: Mapping[str, _Folder]) -> frozenset[str]:
+    """The samples that have a class of their own, in a file beside them."""
+    found = set()
+    for folder in folders.values():
+        stems = {stem for stem, items in folder.others.items() if any(split_file(one.key)[1] == "cls" for one in items)}
+        if stems:
+            found |= {item.key for item in folder.samples if split_file(item.key)[0] in stems}
+    return frozenset(found)
+
+
+def _count_strangers(folders: Mapping[str, _Folder], findings: Findings, *, listed: bool) -> None:
+    """Files that belong to no sample, and files of one stem that would be the same field. *listed*: by a manifest."""
     for folder in folders.values():
         stems = {split_file(item.key)[0] for item in folder.samples}
         for stem, items in folder.others.items():
             if stem not in stems:
                 for item in items:
-                    findings.add("not-an-image", "notice", item.key, "passed over: neither an image nor beside one")
+                    if listed:
+                        message = "passed over: neither in the manifest nor beside a file that is"
+                        findings.add("not-in-manifest", "notice", item.key, message)
+                    else:
+                        findings.add("not-an-image", "notice", item.key, "passed over: neither an image nor beside one")
             elif len({split_file(item.key)[1] for item in items}) < len(items):
                 findings.add("duplicate-field", "warning", items[-1].key, "its field comes twice: the first one counts")
 
@@ -178,21 +198,31 @@ Columns = Callable[[str], Mapping[str, ColumnValue]]
 
 
 def _metadata(
-    paths: list[str], label: str | None, manifest: Mapping[str, ManifestRow] | None, findings: Findings
+    paths: list[str],
+    classed: frozenset[str],
+    label: str | None,
+    manifest: Mapping[str, ManifestRow] | None,
+    findings: Findings,
 ) -> tuple[Columns, dict[str, type], tuple[str, ...] | None]:
-    """Columns of each path, their types, and the classes."""
+    """Columns of each path, their types, and the classes. A rule gives no label to those that are *classed* already."""
     rows = manifest or {}
     names = tuple(dict.fromkeys(name for row in rows.values() for name in row.columns))
     if label is None and "label" in names:
         labels = {path: None if (value := rows[path].columns["label"]) == "" else value for path in paths}
     else:
         rule = label_rule(label) if label is not None else _default_rule(paths)
-        labels = {path: rule(path) for path in paths}
+        labels = {path: None if path in classed else rule(path) for path in paths}
         if label not in (None, "none"):
-            for path in (path for path in paths if labels[path] is None):
+            for path in (path for path in paths if labels[path] is None and path not in classed):
                 findings.add("no-label", "warning", path, f"label rule {label!r} finds no label")
     types = {name: _type_of(name, rows) for name in names}
-    values = {value for value in labels.values() if value is not None}
+    values = {value for path, value in labels.items() if value is not None and path not in classed}
+    if classed and (values or "cls" in names or label not in (None, "none")):
+        findings.add(
+            "own-class", "warning", min(classed, key=_bytes),
+            f"the class of {len(classed)} of {len(paths)} samples is in a .cls file, not by label rule or manifest: "
+            "the numbers may not mean the same",
+        )  # fmt: skip
     if not values:
         return lambda path: rows[path].columns if path in rows else {}, types, None
     numeric = all(isinstance(value, int) for value in values)
@@ -205,7 +235,7 @@ def _metadata(
         value = labels[path]
         columns["label"] = None if value is None else str(value)
         if not given:
-            columns["cls"] = None if value is None else number[value]
+            columns["cls"] = None if value is None else number.get(value)
         return columns
 
     return columns_of, types | {"label": str} | ({} if given else {"cls": int}), tuple(str(value) for value in ordered)

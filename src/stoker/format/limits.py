@@ -13,6 +13,9 @@ EXPAND_PIECE_BYTES = 1 << 20
 EXPANDED_BYTES_MAX = 64 << 30
 """Expanded bytes of one shard when the caller sets no other limit."""
 
+FILE_BYTES_MAX = 1 << 30
+"""One file that is packed, member of an archive or not: it is held in memory while it is copied."""
+
 READ_BYTES_MAX = 8 << 20
 """Bytes of one range read of a scan."""
 

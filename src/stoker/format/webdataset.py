@@ -108,7 +108,7 @@ class WebDatasetWriter:
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
         for field in fields:
-            _check_name(key, field)
+            check_name(key, field)
         self._alive = False
         places = tuple(self._member(key, field, data) for field, data in fields.items())
         self._alive = True
@@ -140,10 +140,12 @@ class WebDatasetWriter:
         self._out.write(data)
 
 
-def _check_name(key: str, field: str) -> None:
+def check_name(key: str, field: str) -> None:
+    """UsageError unless a member of that key and field is read back as the same."""
     name = f"{key}.{field}"
     readable = split_member(name) == (key, field) and key and field and not is_hidden(name) and is_confined(name)
-    if not readable or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
+    text = name.isascii() or not any("\ud800" <= char <= "\udfff" for char in name)
+    if not readable or not text or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
         raise UsageError(
             f"key {printable(key)!r} with field {printable(field)!r} cannot be a member of a shard",
             "keys have no dot in their last part, are relative, not hidden; fields are lower-case",

@@ -25,7 +25,7 @@ from stoker.index.fetch import default_place
 from stoker.index.read import Index
 from stoker.index.table import read_table
 from stoker.machine import cpus
-from stoker.store import Local
+from stoker.store import Local, check_there
 from stoker.store.base import ObjectInfo, Store
 
 _GLOB = set("*?[")
@@ -50,6 +50,7 @@ def open_index(
     of this machine, or a key of the store. *check* "all" looks at every object now: ChangedError when one is not as it
     was indexed. Raises ShardError for damaged shards (unless *damaged* is "keep"), index or manifest.
     """
+    check_there(store)
     where = place or default_place()
     index = None
     if shards is None and manifest is None:

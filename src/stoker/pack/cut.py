@@ -7,6 +7,7 @@ workers, and a packer that was killed decides the same again. A transform may ch
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from stoker.errors import UsageError
 
 TAR_BLOCK = 512
+_NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""What no file name on this machine can decode to; a transform can give it."""
 
 
 def shuffled(keys: Sequence[str], seed: int) -> list[int]:
@@ -54,6 +57,7 @@ def cut_by_count(sizes: Sequence[int], *, shards: int) -> list[int]:
 
 def clean_key(key: str) -> str:
     """*key* with "_" for every dot and undecodable byte. A shard's readers end the key at its first dot."""
+    key = _NO_TEXT.sub("_", key)
     readable = key.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\ufffd", "_")
     return readable.replace(".", "_").replace("\0", "_").strip("/") or "_"
 

@@ -35,7 +35,6 @@ SHARD_BYTES = 256 * 10**6
 WORKERS_MAX = 16
 READERS_REMOTE = 16
 """Files of a shard that are read at once where a read is a round trip."""
-_COLUMNS: dict[str, type] = {"source": str, "width": int, "height": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,8 @@ def pack(
     """Pack the raw files at *src* (a folder, a bucket, archives) into shards with an index at *dst*.
 
     Killed at any moment and called again with the same arguments, it does what is missing and ends with the same bytes.
-    Bad samples stop it (`on_bad="fail"`: SampleError or StoreError) or are left out and listed in the report ("skip").
+    Bad samples stop it (`on_bad="fail"`: SampleError or StoreError) or are left out and listed in the report ("skip");
+    those on which *transform* fails are bad too.
     UsageError when *dst* holds something else, or a pack with other options. *shard_size* defaults to 256 MB; *scratch*
     is a folder for shards on their way to a remote store and for expanded archives (default: the system's); *progress*
     is told samples, not shards.
@@ -111,7 +111,7 @@ def pack(
         threads = workers or _threads(source, target)
         at_once = _shards_at_once(threads, layout, target)
         recipe = Recipe(
-            source, asked.recode, function, on_bad == "skip", compress,
+            source, source.columns, asked.recode, name, function, on_bad == "skip", compress,
             max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
             _Counter(len(source.samples), progress).add,
         )  # fmt: skip
@@ -226,8 +226,8 @@ class _Run:
         for finding in self.recipe.source.findings:
             findings.take(finding)
         skipped = samples = 0
-        columns = {**_COLUMNS, **dataset.columns}
-        with IndexWriter(self.target, format="webdataset", columns=columns, scratch=self.recipe.scratch) as index:
+        columns, scratch = self.recipe.columns, self.recipe.scratch
+        with IndexWriter(self.target, format="webdataset", columns=columns, scratch=scratch) as index:
             for part in parallel_map(self._part, range(self.layout.shards), workers=self.at_once):
                 skipped += len(part.findings)
                 for finding in part.findings:

@@ -11,27 +11,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import numpy as np
-
 from stoker.decode.pixels import size_of
 from stoker.errors import ChangedError, NotFoundError, SampleError, StoreError
 from stoker.flow import parallel_map
 from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, WebDatasetWriter, is_image
+from stoker.format.limits import FILE_BYTES_MAX
 from stoker.format.names import printable
 from stoker.format.tar import BLOCK, RECORD
 from stoker.index import ObjectRef
 from stoker.machine import scratch_folder
-from stoker.pack.cut import clean_key, unique_key
+from stoker.pack.cut import unique_key
 from stoker.pack.journal import Part
 from stoker.pack.source import Source, Wanted
-from stoker.pack.transform import Recode, Sample, Transform, encode_fields, run_transform
+from stoker.pack.transform import (
+    Recode,
+    Sample,
+    Transform,
+    TransformError,
+    encode_fields,
+    run_transform,
+    stored_sample,
+    stored_value,
+)
 from stoker.store import HasPaths, Store, TreeDigest, innermost
 from stoker.store.atomic import whole_file, write_all
 
 WRITE_BYTES = 1 << 19
 """What goes to the file and the digest at a time, at least."""
-FIELD_BYTES_MAX = 4 << 30
-"""One file of a sample: it is held in memory while it is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,9 @@ class Recipe:
     """What every shard of a job has in common."""
 
     source: Source
+    columns: Mapping[str, type]
     recode: Recode
+    transform_name: str
     transform: Transform | None
     skip_bad: bool
     compression: str
@@ -67,7 +75,8 @@ class Recipe:
         except SampleError as error:
             if not self.skip_bad:
                 raise SampleError(f"{self.source.files.url}: {where}: {error.message}", error.hint) from error
-            return Finding("undecodable", "warning", where, error.message)
+            code = "transform" if isinstance(error, TransformError) else "undecodable"
+            return Finding(code, "warning", where, error.message)
         except StoreError as error:
             if not self.skip_bad or (_code(error) == "unreadable" and self.source.remote):  # an outage is no bad sample
                 raise
@@ -78,24 +87,29 @@ class Recipe:
         cls = wanted.entry.columns.get("cls")
         if isinstance(cls, int):
             given.setdefault("cls", cls)
-        made = [given] if self.transform is None else run_transform(self.transform, dict(given))
-        return [self._made(wanted, one, given) for one in made]
+        if self.transform is None:
+            return [self._made(wanted, wanted.key, encode_fields(given), given.get("cls"))]
+        name, own = self.transform_name, wanted.entry.key
+        several = run_transform(name, self.transform, dict(given))
+        stored = [stored_sample(name, wanted.key, sample, given=own) for sample in several]
+        return [self._made(wanted, key, fields, given.get("cls")) for key, fields in stored]
 
     def _read(self, entry: SampleEntry) -> dict[str, bytes]:
         """The bytes of every field. A picture is opened as far as its header."""
         fields = {}
         for place in entry.fields:
-            if place.length > FIELD_BYTES_MAX:
-                raise SampleError(f".{place.name} has {place.length} bytes, at most {FIELD_BYTES_MAX} are packed")
+            if place.length > FILE_BYTES_MAX:
+                raise SampleError(
+                    f"{printable(place.object)} has {place.length} bytes, at most {FILE_BYTES_MAX} are packed"
+                )
             data = self.source.read(place.object)
             if len(data) != place.length:
                 raise ChangedError(f"{printable(place.object)}: listed with {place.length} bytes, found {len(data)}")
             fields[_field(place.name)] = data
         return fields
 
-    def _made(self, wanted: Wanted, sample: Sample, given: Sample) -> Made:
-        key = wanted.key if sample.get("__key__") in (None, given["__key__"]) else clean_key(str(sample["__key__"]))
-        fields = encode_fields(sample)
+    def _made(self, wanted: Wanted, key: str, fields: Mapping[str, bytes], given: int | bytes | None) -> Made:
+        """The sample with its columns. *given*: the class before any transform: a number by rule, or a file's bytes."""
         columns = dict(wanted.entry.columns)
         columns.setdefault("source", _source_of(wanted.entry))
         picture = next((name for name in fields if is_image(name)), None)
@@ -103,18 +117,20 @@ class Recipe:
             height, width = size_of(fields[picture])
             columns.setdefault("width", width)
             columns.setdefault("height", height)
-        if sample.get("cls") is not given.get("cls"):
-            self._relabel(columns, sample.get("cls"))
+        # One truth: of a field that is stored, the index's column says what is stored or nothing.
+        columns |= {name: stored_value(fields[name], kind) for name, kind in self.columns.items() if name in fields}
+        if given is not None and "cls" not in fields:
+            columns["cls"] = None
+        before = stored_value(given, int) if isinstance(given, bytes) else given
+        after = stored_value(fields["cls"], int) if "cls" in fields else None
+        if "label" in columns and "label" not in fields and after != before:
+            columns["label"] = self._label(after)
         return Made(key, fields, columns)
 
-    def _relabel(self, columns: dict[str, ColumnValue], cls: Any) -> None:
-        """The label columns follow the class that the transform gave."""
-        number = int(cls) if isinstance(cls, int | np.integer) else None
-        if "cls" in self.source.dataset.columns:
-            columns["cls"] = number
+    def _label(self, cls: ColumnValue) -> str | None:
+        """The label of the class that a transform gave."""
         classes = self.source.dataset.classes or ()
-        if "label" in self.source.dataset.columns:
-            columns["label"] = classes[number] if number is not None and 0 <= number < len(classes) else None
+        return classes[cls] if isinstance(cls, int) and 0 <= cls < len(classes) else None
 
 
 def _field(name: str) -> str:

@@ -17,7 +17,7 @@ from stoker.format.names import printable
 from stoker.index import options_of
 from stoker.pack.archive import is_archive, open_archives
 from stoker.pack.cut import clean_key, unique_key
-from stoker.store import HasPaths, ObjectInfo, Store, StoreOptions, connect, expand, innermost
+from stoker.store import HasPaths, ObjectInfo, Store, StoreOptions, check_there, connect, expand, innermost
 
 
 class Readable(Protocol):
@@ -71,6 +71,14 @@ class Source:
     remote: bool
     """Whether a read is a round trip, so that several should be under way at once."""
 
+    @property
+    def columns(self) -> dict[str, type]:
+        """The metadata columns of a pack and their types; `cls` too when any sample has such a file."""
+        columns = {"source": str, "width": int, "height": int, **self.dataset.columns}
+        if any(place.name == "cls" for sample in self.samples for place in sample.entry.fields):
+            columns.setdefault("cls", int)
+        return columns
+
     def read(self, key: str) -> bytes:
         """A file's bytes; an error if it is no longer the one that was listed."""
         return self.files.get(key, version=self.infos[key].version)
@@ -92,6 +100,7 @@ def open_source(
             yield _gathered(archives, archives.list(), places[0][0], selection, findings, remote=False)
         elif len(urls) == 1:
             store = connect(url, options=options)
+            check_there(store)
             listing = (info for info in store.list() if info.key.split("/", 1)[0] != STOKER_FOLDER)
             remote = not isinstance(innermost(store), HasPaths)
             yield _gathered(store, listing, store, selection, findings, remote=remote)

@@ -3,6 +3,9 @@
 The user's function takes one sample, a dict of field → value with `__key__`, and gives none (None), one (a dict), or
 several (a list, or it is a generator). Fields arrive as bytes, `cls` of a label rule as an int. It runs in threads.
 Re-encoded pictures are upright RGB of 8 bits: alpha is dropped, EXIF with it.
+
+Whatever goes wrong in it or with what it gives is a TransformError, which names the sample and counts as a bad one;
+only `sys.exit` ends the pack always.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,14 +25,21 @@ import PIL.Image
 from stoker.decode.augment import Box, short_side
 from stoker.decode.pixels import cut
 from stoker.decode.resize import pillow_kernel
-from stoker.errors import SampleError, UsageError
-from stoker.format import is_image
+from stoker.errors import SampleError, StokerError, UsageError, reason_of
+from stoker.format import ColumnValue, is_image
+from stoker.format.names import printable
+from stoker.format.webdataset import check_name
+from stoker.pack.cut import clean_key
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample] | None]
 
 ENCODERS = {"jpeg": ("JPEG", "jpg", 90), "webp": ("WEBP", "webp", 90), "png": ("PNG", "png", None)}
 """Name of a transcoding → Pillow's format, the field, the quality when none is given."""
+VALUE_BYTES_MAX = 4_096
+"""A stored field that is longer is no metadata: its column stays empty."""
+_PLAIN = re.compile(r"\s*[+-]?[0-9.]{1,64}(?:[eE][+-]?[0-9]{1,4})?\s*", re.ASCII)
+"""A number as `decode.Number` reads it."""
 _KEPT = {"jpg": "jpeg:95", "jpeg": "jpeg:95", "webp": "webp:95"}
 """How a picture that must be encoded again stays what it was; what is not here becomes png."""
 
@@ -99,24 +110,29 @@ def load_transform(spec: str | Transform | None) -> tuple[str, Transform | None]
         named = spec if hasattr(spec, "__qualname__") else type(spec)
         return f"{named.__module__}:{named.__qualname__}", spec
     module, _, name = spec.partition(":")
-    try:
+    with _Converting(f"transform {spec!r}: cannot be imported", UsageError):
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"transform {spec!r}: {error}", "write module:function; the module must be importable"
-        ) from error
     if not callable(found):
         raise UsageError(f"transform {spec!r} is no function, found {type(found).__name__}")
     return spec, found
 
 
-class _Naming:
-    """Adds the sample's name to whatever a user's function raises."""
+class TransformError(SampleError):
+    """The user's function failed on a sample, or gave what cannot be stored."""
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    reason = "transform failed"
+
+
+class _Converting:
+    """Turns whatever a user's code raises into an error of the house that begins with *what*.
+
+    An exception becomes a *kind*. `sys.exit` means the end of everything, so it is no bad sample. Ctrl-C passes.
+    """
+
+    def __init__(self, what: str, kind: type[StokerError] = TransformError) -> None:
+        self._what, self._kind = what, kind
 
     def __enter__(self) -> None:
         return
@@ -124,55 +140,95 @@ class _Naming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            error.add_note(f"stoker: while the transform had sample {self._key!r}")
+        if isinstance(error, TransformError):
+            return
+        if isinstance(error, Exception):
+            reason = error.message if isinstance(error, SampleError | UsageError) else reason_of(error)
+            raise self._kind(f"{self._what}: {reason}") from error
+        if isinstance(error, SystemExit):
+            raise StokerError(f"{self._what}: it called sys.exit({error.code!r})") from error
 
 
-def run_transform(transform: Transform, sample: Sample) -> list[Sample]:
-    """The samples that *transform* makes of one."""
-    key = sample["__key__"]
-    with _Naming(key):
-        made = transform(sample)
+def run_transform(name: str, transform: Transform, sample: Sample) -> list[Sample]:
+    """The samples that *transform*, which is called *name*, makes of one. TransformError for all that goes wrong."""
+    what = f"transform {name} with sample {printable(sample['__key__'])!r}"
+    with _Converting(what):
+        made: Any = transform(sample)
         if made is None:
             return []
-        several = [made] if isinstance(made, dict) else list(made)
-    for one in several:
-        if not isinstance(one, dict):
-            raise UsageError(
-                f"the transform gave {type(one).__name__} for sample {key!r}, expected dicts, a list or None"
-            )
-    return several
+        if isinstance(made, dict):
+            return [made]
+        if not isinstance(made, Iterable) or isinstance(made, str | bytes):
+            raise _gave(what, made)
+        several = list(made)
+        for one in several:
+            if not isinstance(one, dict):
+                raise _gave(what, one)
+        return several
+
+
+def _gave(what: str, value: Any) -> TransformError:
+    return TransformError(f"{what}: it gave {type(value).__name__}, expected a dict, a list of dicts or None")
+
+
+def stored_sample(name: str, key: str, sample: Sample, *, given: str) -> tuple[str, dict[str, bytes]]:
+    """Key and fields as they are stored of a sample that the transform *name* made of the one whose key was *given*.
+
+    *key* is the key that a sample gets which keeps its own.
+    """
+    with _Converting(f"transform {name} with sample {printable(given)!r}: what it gave cannot be stored"):
+        own = sample.get("__key__")
+        if own is not None and not isinstance(own, str | int):
+            raise SampleError(f"its __key__ is a {type(own).__name__}, expected text")
+        fields = encode_fields(sample)
+        final = key if own in (None, given) else clean_key(str(own))
+        for field in fields:
+            check_name(final, field)
+        return final, fields
 
 
 def encode_fields(sample: Sample) -> dict[str, bytes]:
     """What is stored of a sample: bytes as they are, text as UTF-8, numbers in digits, else JSON and .npy."""
-    fields = {name: _encode(name, value, sample) for name, value in sample.items() if not name.startswith("__")}
-    if not fields:
-        raise UsageError(f"the transform left sample {sample.get('__key__')!r} without fields", "give None to drop it")
-    return {name: data for name, data in fields.items() if data is not None}
+    strange = next((name for name in sample if not isinstance(name, str)), None)
+    if strange is not None:
+        raise SampleError(f"field names are text, found {strange!r:.80}")
+    stored: dict[str, bytes] = {}
+    for name, value in sample.items():
+        if not name.startswith("__") and value is not None:
+            with _Converting(f"field {name!r}", SampleError):
+                stored[name] = _encode(name, value)
+    if not stored:
+        raise SampleError("no field is left; None drops a sample")
+    return stored
 
 
-def _encode(field: str, value: Any, sample: Sample) -> bytes | None:
+def _encode(field: str, value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    if value is None:
-        return None
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bool | int | float | np.integer | np.floating):
         return str(value if not isinstance(value, bool) else int(value)).encode()
     if isinstance(value, dict | list | tuple):
-        try:
-            return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-        except (TypeError, ValueError) as error:
-            raise SampleError(f"field {field!r} of {sample.get('__key__')!r} is no JSON: {error}") from None
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         if is_image(field):
             return Encoding.parse(_KEPT.get(field, "png")).encode(value)[1]
         file = io.BytesIO()
         np.save(file, value)
         return file.getvalue()
-    raise UsageError(
-        f"field {field!r} of sample {sample.get('__key__')!r} is a {type(value).__name__}",
-        "a transform gives bytes, text, numbers, lists, dicts or NumPy arrays",
-    )
+    raise SampleError(f"a {type(value).__name__}, expected bytes, text, a number, a list, a dict or a NumPy array")
+
+
+def stored_value(data: bytes, kind: type) -> ColumnValue:
+    """What a stored field says, as the value of a metadata column of type *kind*; None when it says no such value."""
+    try:
+        text = data.decode()
+        if len(data) > VALUE_BYTES_MAX or (kind is not str and not _PLAIN.fullmatch(text)):
+            return None
+        if kind is bool:
+            return {"0": False, "1": True}.get(text.strip())
+        value: ColumnValue = kind(text)
+    except ValueError:
+        return None
+    return value if not isinstance(value, int) or -(2**63) <= value < 2**63 else None

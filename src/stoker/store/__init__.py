@@ -5,11 +5,11 @@ from stoker.store.digest import TreeDigest, digest_of
 from stoker.store.local import Local
 from stoker.store.memory import Memory
 from stoker.store.options import StoreOptions
-from stoker.store.url import connect, expand, parse
+from stoker.store.url import check_there, connect, expand, parse
 from stoker.store.wrap import innermost
 
 __all__ = [
     "Buffer", "ByteRange", "HasPaths", "ObjectInfo", "Store", "Wrapper",
-    "connect", "expand", "parse", "innermost", "StoreOptions",
+    "check_there", "connect", "expand", "parse", "innermost", "StoreOptions",
     "Local", "Memory", "TreeDigest", "digest_of",
 ]  # fmt: skip

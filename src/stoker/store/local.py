@@ -58,6 +58,16 @@ class Local:
     def url(self) -> str:
         return "file://" + quote(os.fsencode(self.root))
 
+    def check_there(self) -> None:
+        """NotFoundError unless the root is a folder: a list of what is not there is merely empty."""
+        if self.root.is_dir():
+            return
+        if self.root.exists():
+            raise NotFoundError(
+                f"{self.root} is a file, expected a folder, shards or an archive", "name the folder it lies in"
+            )
+        raise NotFoundError(f"{self.root}: there is no such folder", "check the path")
+
     def path(self, key: str) -> Path:
         """The file of *key*; AccessError when a link on the way leads out of the root."""
         path = self.root / check_key(key, self.url)

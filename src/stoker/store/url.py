@@ -17,6 +17,7 @@ from stoker.store.meter import Metered
 from stoker.store.objects import Objects
 from stoker.store.options import StoreOptions
 from stoker.store.retry import Retrying
+from stoker.store.wrap import innermost
 
 REMOTE_SCHEMES = ("s3", "gs", "az", "http", "https")
 EXPANDED_MAX = 1_000_000
@@ -104,6 +105,13 @@ def _numbers(url: str, brace: re.Match[str]) -> list[str]:
     width = max(len(brace[1]), len(brace[2])) if padded else 0
     down = -1 if last < first else 1
     return [f"{number:0{width}d}" for number in range(first, last + down, step * down)]
+
+
+def check_there(store: Store) -> None:
+    """NotFoundError where a folder of this machine is missing; a remote store tells when it is asked."""
+    bottom = innermost(store)
+    if isinstance(bottom, Local):
+        bottom.check_there()
 
 
 def connect(url: str | Path, *, recorder: Recorder = SILENT, options: StoreOptions | None = None) -> Store:
