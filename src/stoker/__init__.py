@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stoker import image
     from stoker.cache import Cache
-    from stoker.dataset import Dataset, open  # noqa: A004  # the public name is `stoker.open`
+    from stoker.dataset import Dataset, open, tokens  # noqa: A004  # the public name is `stoker.open`
     from stoker.decode import json, npy
     from stoker.errors import SampleError, StokerError, UsageError
     from stoker.loader import Budget, Loader, LoaderReport
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "open": "stoker.dataset",
     "Dataset": "stoker.dataset",
+    "tokens": "stoker.dataset",
     "StoreOptions": "stoker.store",
     "Cache": "stoker.cache",
     "image": "stoker.image",
@@ -36,7 +37,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "open", "Dataset", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader", "LoaderReport", "Budget",
+    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader", "LoaderReport", "Budget",
     "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import stoker
 
 NAMES = [
-    "open", "Dataset", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader", "LoaderReport", "Budget",
+    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader", "LoaderReport", "Budget",
     "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 

@@ -62,6 +62,8 @@ class Job:
     batch_transform: Callable[[Sample], Mapping[str, Any] | None] | None
     bad: BadPolicy
     work: Work
+    natural: bool
+    """No fields were named: what a format gives as text stays text where no decoder is known for the field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ class Loader:
         self._device = self._tensor.Device(device) if self._tensor is not None and device is not None else None
         work = plan_work(dataset, budget, ranks)
         self._job = Job(
-            dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work
+            dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work,
+            natural=fields is None,
         )  # fmt: skip
         self._tally = Tally()
         self._log = RunLog.from_environment()

@@ -13,11 +13,14 @@ import numpy as np
 
 from stoker.clock import SYSTEM
 from stoker.dataset.read import MISSING, RawSamples, SampleReader
+from stoker.decode import resolve
 from stoker.errors import MissingFieldError, SampleError
 from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Bad, Batch, Chunk
 from stoker.loader.job import Job, Sample
 from stoker.order import sample_seed
+
+AS_THEY_ARE = resolve(bytes)
 
 REPLACE_TRIES = 16
 """Substitutes tried for a bad sample: with 1 % bad samples the chance that all fail is 10^-32."""
@@ -89,8 +92,8 @@ class Workshop:
             if isinstance(value, SampleError):
                 raise value
             out = outs.get(name)
-            if isinstance(value, str):  # a format's text, or a column's: it may still be a number to the reader
-                value = value.encode()
+            if isinstance(value, str) and not (job.natural and decoder == AS_THEY_ARE):
+                value = value.encode()  # a format's text, or a column's: it may still be a number to the reader
             if isinstance(value, bytes | memoryview):
                 value = decoder.decode(value, out, draw)
             elif out is not None:
