@@ -32,6 +32,8 @@ CHUNK_BYTES = 1 << 20
 """What the writer makes a chunk of: a read of one row expands no more, and a row of it is found in memory next."""
 _FIXED_KINDS = "biufc"
 _RAGGED = "ragged "
+_ARRAY = "stoker_array"
+"""Attribute of datasets of ours whose rows are arrays of any length: without it, those of uint8 are bytes."""
 
 
 def owns(key: str) -> bool:
@@ -134,6 +136,7 @@ class Hdf5File:
         sorted_rows, order = np.unique(rows, return_inverse=True)
         row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
         chunk_rows = dataset.chunks[0] if dataset.chunks else 1
+        arrays = dataset.dtype.hasobject and _ARRAY in dataset.attrs
         found: list[object] = []
         for start, stop in spans(sorted_rows, chunk_rows, max(1, SPAN_BYTES_MAX // row_bytes)):
             first, last = int(sorted_rows[start]), int(sorted_rows[stop - 1])
@@ -143,9 +146,8 @@ class Hdf5File:
                 raise SampleError(
                     f"{self._path.name}:{path}, rows {first} to {last}: cannot be read: {error}"
                 ) from error
-            found += [
-                _value(self._library, dataset.dtype, block[row - first]) for row in sorted_rows[start:stop].tolist()
-            ]
+            wanted = (block[row - first] for row in sorted_rows[start:stop].tolist())
+            found += [_value(self._library, dataset.dtype, raw, arrays) for raw in wanted]
         return [found[at] for at in order.tolist()]
 
     def _dataset(self, path: str) -> Any:
@@ -182,13 +184,13 @@ def spans(rows: np.ndarray, chunk_rows: int, rows_max: int) -> list[tuple[int, i
     return found
 
 
-def _value(library: Any, dtype: Any, raw: Any) -> object:
+def _value(library: Any, dtype: Any, raw: Any, arrays: bool) -> object:
     """What a row holds, as a value that shares no memory with its neighbours."""
     element = library.check_vlen_dtype(dtype)
     if library.check_string_dtype(dtype) is not None:
         return _texts(raw)
     if element is not None:
-        if element == np.uint8 and isinstance(raw, np.ndarray) and raw.dtype == np.uint8:
+        if element == np.uint8 and isinstance(raw, np.ndarray) and raw.dtype == np.uint8 and not arrays:
             return raw.tobytes()
         return raw.tolist() if isinstance(raw, np.ndarray) and raw.dtype.hasobject else _native(np.asarray(raw))
     if dtype.kind == "V" and dtype.names is None and dtype.subdtype is None and not isinstance(raw, np.ndarray):
@@ -293,10 +295,13 @@ class Hdf5Writer:
         else:
             dtype = np.dtype(stored)
         rows = max(1, CHUNK_BYTES // max(16, _size(first)))
-        return self._file.create_dataset(
+        made = self._file.create_dataset(
             name, (0, *shape), dtype, maxshape=(None, *shape), chunks=(rows, *shape), compression=self._compression,
             track_times=False,
         )  # fmt: skip
+        if stored.startswith(_RAGGED):
+            made.attrs[_ARRAY] = True
+        return made
 
 
 def _check_names(names: Mapping[str, object]) -> None:
