@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,14 @@ import stoker
 from stoker.cli.main import main
 from stoker.errors import NotFoundError
 from stoker.pack import pack
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """`main` answers SIGTERM; give it back afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import lzma
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from stoker.cache.streamed import GAP_BYTES_MAX
 from stoker.errors import ChangedError, NotFoundError, ShardError, StoreError
 from stoker.events import Events
 from stoker.index.entry import ObjectRef
-from stoker.store import ByteRange, Local, Memory, Store
+from stoker.store import ByteRange, Local, Memory, Store, digest_of
 from support_store import Counting, random_bytes
 
 DATA = random_bytes(1, 400_000)
@@ -118,6 +119,55 @@ def test_without_versions_the_size_is_looked_at() -> None:
     assert store.calls["head"] == 1
     with pytest.raises(ChangedError, match=f"indexed with 7 bytes, found {len(DATA)}"):
         Streamed(store).read(ObjectRef("x", 7, None), [ByteRange(0, 5)])
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_without_versions_the_first_touch_holds(tmp_path: Path, kind: str) -> None:
+    """Of a shard that is known by size alone, what replaces it in mid-run is refused, and both versions are named."""
+    store: Store = Local(tmp_path) if kind == "local" else Memory()
+    store.put("x", DATA)
+    ref = ObjectRef("x", len(DATA), None, expanded_size=len(DATA))
+    objects = Streamed(store)
+    assert bytes(objects.read(ref, [ByteRange(0, 5)]).data[0]) == DATA[:5]
+    before = store.head("x").version
+    if kind == "local":  # in place: an open file would give the old bytes for as long as it is open, unmixed
+        (tmp_path / "x").write_bytes(DATA[::-1])
+        os.utime(tmp_path / "x", ns=(5, 5))
+    else:
+        store.put("x", DATA[::-1])
+    for _ in range(2):
+        with pytest.raises(ChangedError, match=f"first read as version {before}, found {store.head('x').version}"):
+            objects.read(ref, [ByteRange(5, 10)])
+    assert bytes(Streamed(store).read(ref, [ByteRange(0, 5)]).data[0]) == DATA[::-1][:5]
+    objects.close()
+
+
+def test_a_replaced_file_is_noticed_when_it_is_opened_again(tmp_path: Path) -> None:
+    """Another file under the name of a shard is refused once the old one is no longer open."""
+    store = Local(tmp_path)
+    store.put("x", DATA)
+    ref = ObjectRef("x", len(DATA), None, expanded_size=len(DATA))
+    objects = Streamed(store)
+    objects.read(ref, [ByteRange(0, 5)])
+    store.put("x", DATA[::-1])
+    assert bytes(objects.read(ref, [ByteRange(5, 10)]).data[0]) == DATA[5:10]
+    objects._files.drop((ref.key, ref.version))
+    with pytest.raises(ChangedError, match="first read as version"):
+        objects.read(ref, [ByteRange(5, 10)])
+    objects.close()
+
+
+def test_the_digest_of_what_is_expanded_is_compared(tmp_path: Path) -> None:
+    """A whole-compressed shard that was replaced by another of equal size is refused: it is read whole anyway."""
+    store = Local(tmp_path)
+    packed = zstandard.compress(DATA)
+    store.put("x", packed)
+    good = ObjectRef("x", len(packed), None, digest_of(packed), "zstd", len(DATA))
+    objects = Streamed(store)
+    assert bytes(objects.read(good, [ByteRange(0, 5)]).data[0]) == DATA[:5]
+    with pytest.raises(ChangedError, match="packed with digest 00"):
+        objects.read(replace(good, digest="00"), [ByteRange(0, 5)])
+    objects.close()
 
 
 def test_a_vanished_file(tmp_path: Path) -> None:

@@ -51,15 +51,15 @@ class Objects(Protocol):
         ...
 
 
-def check_object(store: Store, ref: ObjectRef, found: ObjectInfo) -> None:
-    """ChangedError naming both values unless *found* is what was indexed."""
+def check_object(store: Store, ref: ObjectRef, found: ObjectInfo, *, when: str = "indexed") -> None:
+    """ChangedError naming both values unless *found* is what was indexed; *when* says where the version comes from."""
     if found.size != ref.size:
         raise ChangedError(
             f"{store.url}: {ref.key!r} changed: indexed with {ref.size} bytes, found {found.size}", "index it again"
         )
     if ref.version is not None and found.version is not None and found.version != ref.version:
         raise ChangedError(
-            f"{store.url}: {ref.key!r} changed: indexed as version {ref.version}, found {found.version}",
+            f"{store.url}: {ref.key!r} changed: {when} as version {ref.version}, found {found.version}",
             "index it again",
         )
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from stoker.cache.descriptors import Descriptor
 from stoker.cache.objects import Read, check_object, expand_object, fetch_pieces, pread_ranges
-from stoker.errors import StoreError
+from stoker.errors import ChangedError, StoreError
 from stoker.index.entry import ObjectRef
 from stoker.machine import scratch_folder
 from stoker.store.base import ByteRange, Store
+from stoker.store.digest import TreeDigest
 
 SCRATCH_BYTES_MAX = 8 * 10**9
 """Expanded shards that are held at once without a cache."""
@@ -79,6 +80,12 @@ class Scratch:
     def _expand(self, ref: ObjectRef) -> Descriptor:
         check_object(self._store, ref, self._store.head(ref.key))
         with tempfile.TemporaryFile(dir=scratch_folder()) as file:
-            expand_object(self._store, ref, fetch_pieces(self._store, ref), file)
+            digest = TreeDigest()
+            expand_object(self._store, ref, digest.passing(fetch_pieces(self._store, ref)), file)
+            if ref.digest not in (None, found := digest.hexdigest()):
+                raise ChangedError(
+                    f"{self._store.url}: {ref.key!r} changed: packed with digest {ref.digest}, found {found}",
+                    "copy the dataset again, or pack it again",
+                )
             file.flush()
             return Descriptor(os.dup(file.fileno()))

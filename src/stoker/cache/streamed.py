@@ -1,12 +1,15 @@
 """Reading without a cache: files of this machine by pread, objects of a store by ranged requests, merged where near.
 
-Where the store pins reads to a version, the check of an object costs nothing; where it gives none, one `head`.
+Where the index knows an object's version, every read is pinned to it, which costs nothing. Where it knows none (shards
+that stoker packed have a digest instead, so that a copy is as good), the size is compared at the first touch, and the
+version seen then is the one that all later reads are held to: what is replaced in mid-run is an error, not a mixture.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.cache.descriptors import Descriptors
@@ -36,7 +39,8 @@ class Streamed:
         bottom = innermost(store)
         self._paths = bottom if isinstance(bottom, HasPaths) else None
         self._files = Descriptors()
-        self._touched: set[tuple[str, str | None]] = set()
+        self._seen: dict[str, ObjectRef] = {}
+        """By key: the object with the version of its first touch, where the index knows none."""
         self._scratch = Scratch(store, bytes_max=scratch_bytes_max)
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
@@ -73,7 +77,8 @@ class Streamed:
         try:
             file = self._files.get_or_open((ref.key, ref.version), open_it)
             found = os.fstat(file.fd)
-            check_object(self._store, ref, ObjectInfo(ref.key, found.st_size, file_version(found)))
+            info = ObjectInfo(ref.key, found.st_size, file_version(found))
+            check_object(self._store, self._held_to(ref, info), info, when=_when(ref))
             data = pread_ranges(file, ranges, where)
         except ChangedError:
             self._files.drop((ref.key, ref.version))
@@ -88,14 +93,14 @@ class Streamed:
         return Read(data, 0, count)
 
     def _read_store(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
-        if ref.version is None and (ref.key, None) not in self._touched:
-            check_object(self._store, ref, self._store.head(ref.key))
-            self._touched.add((ref.key, None))
+        held = ref
+        if ref.version is None:
+            held = self._seen.get(ref.key) or self._held_to(ref, self._store.head(ref.key))
         requests = coalesce(ranges, gap_bytes_max=GAP_BYTES_MAX, length_bytes_max=MERGED_BYTES_MAX)
         try:
-            answers = self._store.get_ranges(ref.key, requests, version=ref.version)
+            answers = self._store.get_ranges(ref.key, requests, version=held.version)
         except ChangedError:
-            check_object(self._store, ref, self._store.head(ref.key))
+            check_object(self._store, held, self._store.head(ref.key), when=_when(ref))
             raise
         data: list[bytes | memoryview] = []
         for piece in ranges:
@@ -103,3 +108,14 @@ class Streamed:
             base = requests[number].start
             data.append(memoryview(answers[number])[piece.start - base : piece.stop - base])
         return Read(data, 0, sum(map(len, requests)))
+
+    def _held_to(self, ref: ObjectRef, found: ObjectInfo) -> ObjectRef:
+        """The object with the version that reads of it must find: the index's, else that of its first touch."""
+        if ref.version is not None:
+            return ref
+        check_object(self._store, ref, found)
+        return self._seen.setdefault(ref.key, replace(ref, version=found.version))
+
+
+def _when(ref: ObjectRef) -> str:
+    return "first read" if ref.version is None else "indexed"

@@ -16,6 +16,7 @@ from stoker.index import (
     Manifest,
     build,
     check_dataset,
+    check_published,
     objects_named,
     open_index,
     options_of,
@@ -34,7 +35,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def index(
     url: str = typer.Argument(help="Folder, bucket or brace pattern of shards; a folder of raw files."),
     publish: bool = typer.Option(False, "--publish", help="Write the index beside the data, into _stoker/."),
-    check: bool = typer.Option(False, "--check", help="Scan all, write nothing; exit 1 when an error is found."),
+    check: bool = typer.Option(
+        False, "--check", help="Scan all, compare with the index; exit 1 when an error is found."
+    ),
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
     format: str | None = typer.Option(  # noqa: A002
         None, help="webdataset, mds, tfrecord, hdf5, table or files; recognised by default."
@@ -59,6 +62,7 @@ def index(
             )
             if check:
                 found = check_dataset(source)
+                by_index = list(check_published(store, workers=workers, progress=bar)) if shards is None else []
             else:
                 written = build(source, store, damaged=damaged, extra={"label": label})
         else:
@@ -67,7 +71,7 @@ def index(
                 workers=workers, progress=bar,
             )  # fmt: skip
     if check:
-        _show_check(store, found.samples, plain_findings(found.findings), as_json)
+        _show_check(store, found.samples, plain_findings((*by_index, *found.findings)), as_json)
     elif publish:
         _show(store, written, f"{store.url}/_stoker", as_json)
     else:

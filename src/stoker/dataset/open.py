@@ -53,8 +53,9 @@ def open(  # noqa: A001  # the public name is `stoker.open`, like `gzip.open`
     """The dataset at *url*: a folder or bucket (packed shards, foreign shards, raw files), a brace pattern, or shards.
 
     *label* is a rule for raw files (`parent`, `prefix:_`, `regex:…`, `none`), *manifest* a CSV, JSONL or Parquet table
-    of paths and metadata for them. *check* "all" looks at every object now instead of when it is first touched. The
-    index of a dataset that has none is built once per node: into the cache, else into $XDG_CACHE_HOME/stoker/index.
+    of paths and metadata for them. *check* "all" looks at every object now instead of when it is first touched, and
+    reads the index and what stoker packed to compare digests. The index of a dataset that has none is built once per
+    node: into the cache, else into $XDG_CACHE_HOME/stoker/index.
 
     Raises NotFoundError, AccessError (the store), ShardError (a damaged shard or index), UsageError.
     """

@@ -18,9 +18,10 @@ from typing import Literal
 
 from blake3 import blake3
 
-from stoker.errors import AccessError, ChangedError, NotFoundError, ShardError, StoreError
+from stoker.errors import AccessError, NotFoundError, ShardError, StoreError
 from stoker.flow import Progress, no_progress, parallel_map
 from stoker.index.build import Damaged, Options, build, list_data, source_of
+from stoker.index.check import check_index, check_objects
 from stoker.index.fetch import default_place
 from stoker.index.read import Index
 from stoker.index.table import read_table
@@ -47,8 +48,9 @@ def open_index(
     """The index of the dataset at *store*, built now if there is none.
 
     *shards*: keys or glob patterns of the objects that make the dataset, in this order; None: all. *manifest*: a file
-    of this machine, or a key of the store. *check* "all" looks at every object now: ChangedError when one is not as it
-    was indexed. Raises ShardError for damaged shards (unless *damaged* is "keep"), index or manifest.
+    of this machine, or a key of the store. *check* "all" looks at every object now, and reads those whose digest is
+    known (what stoker packed): ChangedError when one is not as it was indexed. Raises ShardError for damaged shards
+    (unless *damaged* is "keep"), index or manifest.
     """
     check_there(store)
     where = place or default_place()
@@ -59,7 +61,8 @@ def open_index(
         options = options_of(store, format=format, label=label, manifest=manifest, damaged=damaged)
         index = _kept(store, where, options, shards, workers, progress)
     if check == "all":
-        check_objects(store, index, workers=workers)
+        check_index(index)
+        check_objects(store, index, workers=workers, progress=progress)
     return index
 
 
@@ -174,20 +177,3 @@ def _only_one(place: Path, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def check_objects(store: Store, index: Index, *, workers: int | None = None) -> None:
-    """Ask the store about every object now. ChangedError for the first that is not as it was indexed."""
-
-    def differs(key: str, size: int, version: str | None) -> str | None:
-        found = store.head(key)
-        if found.size != size:
-            return f"{store.url}: {key}: {found.size} bytes, indexed with {size}"
-        if version is not None and found.version is not None and found.version != version:
-            return f"{store.url}: {key}: version {found.version}, indexed with {version}"
-        return None
-
-    refs = index.objects()
-    for fault in parallel_map(lambda ref: differs(ref.key, ref.size, ref.version), refs, workers=workers or 4 * cpus()):
-        if fault is not None:
-            raise ChangedError(fault, "index the dataset again")
