@@ -263,6 +263,21 @@ def test_the_helper_dies_and_comes_back(tmp_path: Path) -> None:
     assert not Path(f"/proc/{again.pid}").exists()
 
 
+def test_an_idle_helper_ends(tmp_path: Path) -> None:
+    """A helper that nobody asks ends by itself, and one whose parent is gone ends with it."""
+    script = (
+        "import json, subprocess, sys\n"
+        "code = 'from stoker.format import guard; guard.IDLE_S = float(%r); guard.serve()'\n"
+        "def helper(idle): return subprocess.Popen([sys.executable, '-c', code % idle], stdin=subprocess.PIPE,"
+        " stdout=subprocess.PIPE)\n"
+        "idle, left = helper('0.2'), helper('1000')\n"
+        "print(idle.wait(30))\nleft.stdin.close()\nprint(left.wait(30))\nidle.stdin.close()\n"
+        "idle.stdout.close(); left.stdout.close()\n"
+    )
+    done = run_limited(script, memory_bytes=MEMORY_BYTES_MAX, seconds=60)
+    assert (done.stdout, done.stderr) == ("0\n0\n", "")
+
+
 def test_a_look_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that sleeps, loops or takes all memory is ended at its limit and says so."""
     fake = tmp_path / "fake_guard.py"

@@ -98,6 +98,11 @@ def test_few_groups_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file.read([500], "a")
     file.read([5], "a")
     assert decoded[2:] == [(5, "a"), (0, "a")]
+    other = open_table(path)
+    other.read([905], "a")  # what is kept is bounded over all files: this pushes out the oldest
+    other.close()
+    file.read([505, 6], "a")
+    assert decoded[4:] == [(9, "a"), (5, "a")]
     file.close()
 
 

@@ -1,8 +1,9 @@
 """Looking at the structure of a file whose library may abort, hang or take all memory: in a process that may die.
 
 One helper process a process, begun at the first look and ended by the end of its input (when its parent ends, however
-that comes). It imports the library once and forks for every file, so that a look costs milliseconds, one file's damage
-cannot reach the next, and memory and CPU time have hard limits. What comes back is JSON and nothing else.
+that comes) or when it is asked nothing for a minute. It imports the library once and forks for every file, so that a
+look costs milliseconds, one file's damage cannot reach the next, and memory and CPU time have hard limits. What comes
+back is JSON and nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from stoker.format.limits import LOOK_ANSWER_BYTES_MAX, LOOK_CPU_S_MAX, LOOK_MEM
 
 LOOKERS = {"hdf5": "stoker.format.hdf5_guard", "table": "stoker.format.table_guard"}
 """Kind → the module whose `look(path)` gives the structure as something JSON can hold."""
+IDLE_S = 60.0
+"""Seconds after which a helper that is asked nothing ends; the next look begins another."""
 _HELPER = "from stoker.format.guard import serve; serve()"
 
 
@@ -73,7 +76,7 @@ def look(kind: str, path: Path, where: str) -> dict[str, Any]:
     """
     answer = None
     with _lock:
-        for _ in range(2):  # the helper itself may have been killed: once more with a new one
+        for _ in range(2):  # the helper may have ended, or been killed: once more with a new one
             helper = _helpers.get(os.getpid()) or _helpers.setdefault(os.getpid(), _Helper())
             answer = helper.ask(kind, path)
             if answer is not None:
@@ -102,10 +105,13 @@ def stop() -> None:
 
 
 def serve() -> None:
-    """The helper: answer each line of the input until its end."""
+    """The helper: answer each line of the input until its end, or until nobody has asked for a while."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in sys.stdin.buffer:
+    while select.select([sys.stdin.buffer], [], [], IDLE_S)[0]:
+        line = sys.stdin.buffer.readline()  # one question at a time: nothing waits behind it
+        if not line:
+            return
         kind, name = json.loads(line)
         try:
             module = importlib.import_module(LOOKERS[kind])

@@ -10,6 +10,7 @@ Keys are row numbers within the shard, unless a column `__key__` says them (the 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -30,8 +31,8 @@ from stoker.format.rows import KEY_FIELD, RowFormat, RowSamples, damaged, resolv
 from stoker.format.table_guard import ARROW_FILE, FAILURES, PARQUET, Kind, open_parquet
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".arrows", ".ipc")
-DECODED_BYTES_MAX = 256 << 20
-"""Decoded columns of row groups that one open shard keeps; the one in use is kept whatever its size."""
+DECODED_BYTES_MAX = 512 << 20
+"""Decoded columns of row groups that a process keeps, of all its open shards; the last is kept whatever its size."""
 GROUP_BYTES = 16 << 20
 """What the writer makes a row group of."""
 
@@ -62,18 +63,52 @@ def open_table(path: Path) -> TableFile:
     return TableFile(path, found["kind"], found["groups"], found["columns"])
 
 
+class _Decoded:
+    """The columns decoded last, of all open files of a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._columns: OrderedDict[tuple[int, int, str], pa.ChunkedArray] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, name: tuple[int, int, str]) -> pa.ChunkedArray | None:
+        with self._lock:
+            if name in self._columns:
+                self._columns.move_to_end(name)
+            return self._columns.get(name)
+
+    def put(self, name: tuple[int, int, str], column: pa.ChunkedArray) -> None:
+        with self._lock:
+            self._columns[name] = column
+            self._bytes += column.nbytes
+            while len(self._columns) > 1 and self._bytes > DECODED_BYTES_MAX:
+                self._bytes -= self._columns.popitem(last=False)[1].nbytes
+
+    def drop(self, number: int) -> None:
+        """Forget the columns of a file; one that was never closed loses them when others need the room."""
+        with self._lock:
+            for name in [name for name in self._columns if name[0] == number]:
+                self._bytes -= self._columns.pop(name).nbytes
+
+
+_numbers = itertools.count()
+_decoded: dict[int, _Decoded] = {}
+"""By process: a forked child begins its own, with a lock that nobody holds."""
+
+
 class TableFile:
     """The rows of one file. Safe in threads; each process opens its own."""
 
     def __init__(self, path: Path, kind: Kind, groups: Sequence[int], names: Sequence[str]) -> None:
         self._path = path
+        self._number = next(_numbers)
         self._kind = kind
         self._starts = np.cumsum([0, *groups])
         self._names = tuple(names)
         self._lock = threading.Lock()
         self._pid = 0
         self._file: Any = None
-        self._decoded: OrderedDict[tuple[int, str], pa.ChunkedArray] = OrderedDict()
+        self._decoded: _Decoded | None = None
 
     def read(self, rows: Sequence[int], field: str) -> list[object]:
         """The values of *field* in these rows, in their order; None for nulls and unknown fields."""
@@ -112,15 +147,16 @@ class TableFile:
     def close(self) -> None:
         with self._lock:
             self._file = None
-            self._decoded.clear()
+            if self._decoded is not None and self._pid == os.getpid():
+                self._decoded.drop(self._number)
 
     def _column(self, group: int, name: str) -> pa.ChunkedArray:
         """One column of one group, decoded."""
         with self._lock:
-            if self._pid != os.getpid():
+            if self._pid != os.getpid() or self._decoded is None:
                 self._file, self._pid = None, os.getpid()
-                self._decoded = OrderedDict()
-            found = self._decoded.get((group, name))
+                self._decoded = _decoded.setdefault(self._pid, _Decoded())
+            found = self._decoded.get((self._number, group, name))
             if found is None:
                 try:
                     found = self._decode(group, name)
@@ -129,10 +165,7 @@ class TableFile:
                     raise SampleError(
                         f"{self._path.name}:{name}, rows {first} to {stop - 1}: cannot be read: {error}"
                     ) from error
-                self._decoded[group, name] = found
-                while len(self._decoded) > 1 and sum(one.nbytes for one in self._decoded.values()) > DECODED_BYTES_MAX:
-                    self._decoded.popitem(last=False)
-            self._decoded.move_to_end((group, name))
+                self._decoded.put((self._number, group, name), found)
             return found
 
     def _decode(self, group: int, name: str) -> pa.ChunkedArray:
