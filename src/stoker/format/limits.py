@@ -35,9 +35,11 @@ FINDINGS_KEPT_PER_CODE_MAX = 20
 """Findings of one code that are kept word for word; the rest is counted."""
 
 LOOK_MEMORY_BYTES_MAX = 4 << 30
-"""Address space of the process that looks at the structure of an HDF5 or Parquet file (the libraries alone map 1.5 GB)."""
+"""Address space of the process that looks at the structure of an HDF5 file or a table, its libraries included."""
 LOOK_CPU_S_MAX = 20
+"""Seconds of CPU time of one look."""
 LOOK_S_MAX = 30.0
+"""Seconds that a look may be silent."""
 LOOK_ANSWER_BYTES_MAX = 64 << 20
 HDF5_OBJECTS_MAX = 200_000
 """Groups and datasets of a file."""
