@@ -164,7 +164,7 @@ def test_when_too_much_waits_small_objects_are_written_at_once(tmp_path: Path, m
 def test_the_limit_refuses_and_streams(tmp_path: Path, big: Memory) -> None:
     """What does not fit is streamed and counted, what is there stays: nothing is evicted."""
     events, cache = Events(), Cache(tmp_path / "c", limit=BIG + 10)
-    cache.warm(Dataset(big, refs_of(big)[:1]))
+    assert cache.warm(Dataset(big, refs_of(big)[:1])).refused_reason == ""
     objects = cache.objects(big, recorder=events)
     first, second = refs_of(big)
     for _ in range(3):
@@ -172,6 +172,7 @@ def test_the_limit_refuses_and_streams(tmp_path: Path, big: Memory) -> None:
         assert check(big, objects, first, ONE) == (10, 0)
     until(lambda: events.totals().get("cache.refused") == 1)
     objects.close()
+    assert "the limit of" in cache.warm(Dataset(big, refs_of(big))).refused_reason
     assert cache.status().bytes == BIG and cache.status().reserved_bytes == 0 and len(files_in(cache, "objects")) == 1
 
 
@@ -180,6 +181,15 @@ def test_what_must_stay_free_stays_free(tmp_path: Path, big: Memory) -> None:
     cache = Cache(tmp_path / "c", free_min=10**18)
     report = cache.warm(Dataset(big, refs_of(big)))
     assert (report.refused_objects, report.admitted_objects) == (2, 0) and files_in(cache, "objects") == []
+    assert "of them for others" in report.refused_reason
+    events = Events()
+    objects = cache.objects(big, recorder=events)
+    with pytest.warns(RuntimeWarning, match=r"/c: the disk has .* left.*read without the cache") as told:
+        for ref in refs_of(big) * 2:
+            check(big, objects, ref, ONE)
+        until(lambda: events.totals().get("cache.refused", 0) >= 1)
+        objects.close()
+    assert len(told) == 1
 
 
 def test_known_digests_are_checked(tmp_path: Path) -> None:

@@ -57,13 +57,16 @@ def test_a_full_disk_keeps_its_reserve(mounted: Callable[[str], Path]) -> None:
     cache = Cache(place / "c", free_min="10MB")
     report = cache.warm(Dataset(store, refs_of(store)))
     assert report.admitted_objects >= 5 and report.admitted_objects + report.refused_objects == 20
+    assert report.refused_reason.startswith("the disk has ")
     free = os.statvfs(place)
     assert free.f_bavail * free.f_frsize >= 10 * MEGABYTE
     objects = cache.objects(store)
-    for ref in refs_of(store):
-        data = store.get(ref.key)
-        assert bytes(objects.read(ref, ONE).data[0]) == data[10:20]
-    objects.close()
+    with pytest.warns(RuntimeWarning, match="the disk has .* left.*read without the cache") as told:
+        for ref in refs_of(store):
+            data = store.get(ref.key)
+            assert bytes(objects.read(ref, ONE).data[0]) == data[10:20]
+        objects.close()
+    assert len(told) == 1
 
 
 @pytest.mark.filterwarnings("default::RuntimeWarning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest
 
 from stoker.errors import ChangedError, NotFoundError, StoreError, UsageError
 from stoker.events import Events
-from stoker.store import ByteRange, Local, Memory, innermost
+from stoker.store import ByteRange, Local, Memory, StoreOptions, connect, innermost
 from stoker.store.limit import Limited
 from stoker.store.meter import Metered
-from stoker.store.retry import BACKOFF_S_MAX, Retrying, backoff_s
-from stoker.store.transient import TransientError
+from stoker.store.retry import BACKOFF_S_MAX, UNREACHABLE_S_MAX, Retrying, backoff_s
+from stoker.store.transient import UNREACHABLE, TransientError
 from support_store import Counting, FakeClock, Flaky
 
 
@@ -43,6 +44,54 @@ def test_retrying_gives_up_at_its_deadline() -> None:
         store.get("1")
     assert not isinstance(caught.value, TransientError) and isinstance(caught.value.__cause__, TransientError)
     assert clock.now <= 1030
+
+
+def unreachable(count: int) -> list[str | None]:
+    """That many refused connections."""
+    return [UNREACHABLE] * count
+
+
+def test_a_server_that_never_answered_is_given_up_early() -> None:
+    """A wrong address costs seconds, not the whole deadline."""
+    for call in (lambda s: s.get("1"), lambda s: s.put("x", b"y")):
+        clock = FakeClock()
+        store = Retrying(Flaky(filled(), unreachable(10_000)), deadline_s=300, clock=clock, seed=3)
+        with pytest.raises(StoreError, match=r"gave up after \d+ attempts in 10 s.*\n.*check the address"):
+            call(store)
+        assert clock.now <= 1010
+
+
+@pytest.mark.parametrize("before", [[None], ["503"]])
+def test_a_server_that_was_there_is_waited_for(before: list[str | None]) -> None:
+    """A restart of a server that has answered once, be it by an error, is an outage: the whole deadline counts."""
+    clock = FakeClock()
+    store = Retrying(Flaky(filled(), [*before, *unreachable(60)]), deadline_s=3000, clock=clock, seed=3)
+    assert store.get("1") == store.get("1") == b"object 1"
+    assert sum(clock.slept) > UNREACHABLE_S_MAX
+
+
+def test_long_retrying_is_said_once_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """After 5 s of retrying one line says so, with the reason; the next outage gets its own."""
+    clock = FakeClock()
+    store = Retrying(Flaky(filled(), [*["503"] * 40, None, *["503"] * 40]), deadline_s=3000, clock=clock, seed=3)
+    for _ in range(2):
+        store.get("1")
+    told = [record.getMessage() for record in caplog.records if record.name == "stoker.store"]
+    assert len(told) == 2 and all("503" in line and "at most 3000 s" in line for line in told)
+
+
+def test_a_closed_port_and_an_unknown_host_are_unreachable() -> None:
+    """Real refusals of this machine's network are told from resets, in words that say what is wrong."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        for endpoint in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid"):
+            events = Events()
+            options = StoreOptions(endpoint=endpoint, access_key="a", secret_key="b", deadline_s=0.5)
+            with pytest.raises(StoreError, match="nobody answers") as caught:
+                next(connect("s3://bucket/x", options=options, recorder=events).list())
+            assert "check the address" in str(caught.value)
+            assert events.totals().get("store.retries.unreachable", 0) == events.totals().get("store.retries", 0)
 
 
 def test_backoff_grows_to_its_bound() -> None:

@@ -42,7 +42,7 @@ def wrong_digest(store: Store, ref: ObjectRef, expected: str, found: str) -> Wro
     """The error of an object that was wrong twice."""
     return WrongDigestError(
         f"{store.url}: {ref.key!r} is damaged: expected digest {expected}, found {found} (fetched twice)",
-        "run `stoker verify`, or pack the shard again",
+        "copy or pack the shard again; `stoker index URL --check` lists all that is wrong",
     )
 
 
@@ -112,9 +112,11 @@ def admit(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Piece
         need = ref.expanded_size if ref.compression else ref.size
         if by.home.holds(name, need):
             return "present"
-        if by.home.ledger.reserve(
+        reason = by.home.ledger.reserve(
             by.home.session, name, need, lambda held, promised: refusal(by.home.room(held, promised), need)
-        ):
+        )
+        if reason:
+            by.home.refusal = reason
             by.recorder.count("cache.refused")
             return "refused"
         published = False

@@ -285,6 +285,7 @@ class Cached:
                 outcome = admit(by, name, ref, flight, pieces)
             if outcome == "refused":
                 live.closed_until_s = self._clock.monotonic() + BACK_OFF_S
+                home.say_full()
         except WrongDigestError as error:
             live.failures[name] = error
         except StokerError:

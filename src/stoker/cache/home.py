@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stoker.cache.ledger import Ledger
 from stoker.cache.locks import LockFile, is_locked
-from stoker.cache.policy import Room
+from stoker.cache.policy import DISK, Room
 from stoker.errors import CacheError
 from stoker.events import Recorder
 
@@ -40,7 +40,9 @@ class Home:
         self.read_only = read_only
         self.pid = os.getpid()
         self.session = f"{self.pid}-{uuid.uuid4().hex[:12]}"
-        self._warned = False
+        self._warned = self._warned_full = False
+        self.refusal = ""
+        """Why an object was refused, the last time that one was."""
         self._guard = threading.Lock()
         self._busy: set[int] = set()
         if not read_only:
@@ -145,6 +147,13 @@ class Home:
             free_min=self.free_min,
             inodes_free=disk.f_favail if disk.f_files else None,
         )
+
+    def say_full(self) -> None:
+        """Warn once where the disk refused the last object: a limit was wished for, a full disk was not."""
+        if self.refusal.startswith(DISK) and not self._warned_full:
+            self._warned_full = True
+            text = f"cache {self.path}: {self.refusal}; what does not fit is read without the cache"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def degrade(self, error: Exception, recorder: Recorder) -> None:
         """Report that the cache's disk failed: counted each time, said once."""

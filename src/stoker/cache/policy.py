@@ -13,6 +13,8 @@ from blake3 import blake3
 from stoker.index.entry import ObjectRef
 from stoker.units import format_bytes
 
+DISK = "the disk"
+"""Refusals that no wish of the user's caused begin with it."""
 INODES_MIN = 64
 """Inodes that are left to others."""
 
@@ -37,9 +39,9 @@ def refusal(room: Room, need: int) -> str:
     if room.limit is not None and room.used + need > room.limit:
         return f"the limit of {format_bytes(room.limit)} is reached ({format_bytes(room.used)} used)"
     if room.disk_free - need < room.free_min:
-        return f"the disk has {format_bytes(room.disk_free)} left, {format_bytes(room.free_min)} of them for others"
+        return f"{DISK} has {format_bytes(room.disk_free)} left, {format_bytes(room.free_min)} of them for others"
     if room.inodes_free is not None and room.inodes_free < INODES_MIN:
-        return f"the disk has {room.inodes_free} inodes left"
+        return f"{DISK} has {room.inodes_free} inodes left"
     return ""
 
 

@@ -46,6 +46,8 @@ class WarmReport:
     refused_objects: int
     refused_bytes: int
     """What had no room: it will be streamed."""
+    refused_reason: str
+    """Why the last of these was refused: the limit, or the disk; "" when all came in."""
     seconds: float
 
 
@@ -75,6 +77,7 @@ def warm(
         admitted_bytes=size.get("admitted", 0),
         refused_objects=count.get("refused", 0),
         refused_bytes=size.get("refused", 0),
+        refused_reason=home.refusal if count.get("refused") else "",
         seconds=clock.monotonic() - start_s,
     )
 

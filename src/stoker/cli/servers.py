@@ -30,6 +30,7 @@ from urllib.parse import quote, urlsplit
 import psutil
 
 from stoker.errors import MissingExtraError, StokerError
+from stoker.store.translate import said
 
 READY_S_MAX = 60.0
 STOP_S_MAX = 5.0
@@ -64,7 +65,9 @@ class Server:
             with error:
                 words = error.read(2000).decode(errors="replace")
             if error.code != 409:
-                raise StokerError(f"{self.endpoint}: bucket {name!r}: {error.code} {words}") from None
+                raise StokerError(
+                    f"{self.endpoint}: bucket {name!r}: {said(f'status: {error.code} {words}')}"
+                ) from None
 
     def open_uploads(self, bucket: str) -> list[str]:
         """Keys of the multipart uploads that were begun and neither completed nor aborted."""

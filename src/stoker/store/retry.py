@@ -1,12 +1,15 @@
 """Tries again what may succeed later: exponential backoff with full jitter, until a deadline.
 
 Only a TransientError is tried again: what a server means to say (403, 404, 412) stays said. Ranges of one call are
-fetched side by side and retried each for itself. Surprising: a `put_if` whose answer was lost may have succeeded, so
-when a later attempt finds the object changed, its bytes decide who wrote it.
+fetched side by side and retried each for itself. A server that has never answered is most likely a wrong address, so
+that is given up early; one that has answered before is waited for. Who retries for long says so, once an outage.
+Surprising: a `put_if` whose answer was lost may have succeeded, so when a later attempt finds the object changed, its
+bytes decide who wrote it.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,10 +19,15 @@ from stoker.events import SILENT, Recorder
 from stoker.flow import parallel_map
 from stoker.store.base import Buffer, ByteRange, ObjectInfo, Store
 from stoker.store.keys import key_bytes
-from stoker.store.transient import TransientError
+from stoker.store.transient import UNREACHABLE, TransientError
 from stoker.store.wrap import Around, Call, Result
 
+_log = logging.getLogger("stoker.store")
 BACKOFF_S_FIRST, BACKOFF_S_MAX = 0.1, 10.0
+UNREACHABLE_S_MAX = 10.0
+"""Seconds of retrying a server that refuses the connection, or whose name nobody knows, and that never answered."""
+SILENT_S_MAX = 5.0
+"""Seconds of retrying after which a warning is logged (logging prints it to stderr unless set up otherwise)."""
 RANGES_AT_ONCE = 8
 """Ranges of one call that are fetched side by side."""
 
@@ -49,16 +57,23 @@ class Retrying(Around):
 
     def _begin(self) -> tuple[str, ...]:
         self._random = random.Random(self._seed)
-        return ("_random",)
+        self._answered = self._told = False
+        return ("_random", "_answered", "_told")
 
     def around(self, call: Call, work: Callable[[], Result]) -> Result:
-        until_s = self._clock.monotonic() + self._deadline_s
+        start_s = self._clock.monotonic()
         attempt = 1
         while True:
             try:
-                return work()
+                result = work()
             except TransientError as error:
-                self._back_off(error, attempt, until_s)
+                self._back_off(error, attempt, start_s)
+            except StoreError:
+                self._answered = True  # refused, not found: somebody is there
+                raise
+            else:
+                self._answered, self._told = True, False
+                return result
             attempt += 1
 
     def get_ranges(self, key: str, ranges: Sequence[ByteRange], *, version: str | None = None) -> list[bytes]:
@@ -87,7 +102,7 @@ class Retrying(Around):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Begun anew after a failure, without what was given already; the deadline counts from the last key."""
-        until_s = self._clock.monotonic() + self._deadline_s
+        start_s = self._clock.monotonic()
         last: bytes | None = None
         attempt = 1
         while True:
@@ -96,19 +111,29 @@ class Retrying(Around):
                     if last is None or key_bytes(info.key) > last:
                         yield info
                         last, attempt = key_bytes(info.key), 1
-                        until_s = self._clock.monotonic() + self._deadline_s
+                        start_s = self._clock.monotonic()
+                        self._answered, self._told = True, False
                 return
             except TransientError as error:
-                self._back_off(error, attempt, until_s)
+                self._back_off(error, attempt, start_s)
             attempt += 1
 
-    def _back_off(self, error: TransientError, attempt: int, until_s: float) -> None:
+    def _back_off(self, error: TransientError, attempt: int, start_s: float) -> None:
         """Wait before the next attempt, or raise when the deadline would pass first."""
+        if error.reason != UNREACHABLE:
+            self._answered = True
+        deadline_s = self._deadline_s if self._answered else min(self._deadline_s, UNREACHABLE_S_MAX)
         wait_s = backoff_s(attempt, self._random.random())
-        if self._clock.monotonic() + wait_s > until_s:
+        spent_s = self._clock.monotonic() - start_s
+        if spent_s + wait_s > deadline_s:
+            hint = error.hint if self._answered else "check the address of the server, and whether it runs"
             raise StoreError(
-                f"{error.message} (gave up after {attempt} attempts in {self._deadline_s:.0f} s)", error.hint
+                f"{error.message} (gave up after {attempt} attempts in {deadline_s:.0f} s)", hint
             ) from error
+        if spent_s > SILENT_S_MAX and not self._told:
+            self._told = True
+            words = "stoker: %s (%s): trying again for %.0f s so far, at most %.0f s"
+            _log.warning(words, error.message, error.reason, spent_s, deadline_s)
         self._recorder.count("store.retries")
         self._recorder.count(f"store.retries.{error.reason}")
         self._clock.sleep(wait_s)

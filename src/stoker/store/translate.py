@@ -7,16 +7,23 @@ import re
 from collections.abc import Iterator
 
 from stoker.errors import AccessError, ChangedError, NotFoundError, StoreError, UnsupportedError
-from stoker.store.transient import transient
+from stoker.store.transient import UNREACHABLE, transient
 
 _STATUS = re.compile(r"status(?:\scode)?:?\s*(?:code:\s*)?(\d{3})", re.IGNORECASE)
 _CODE, _WORDS = re.compile(r"<Code>(.*?)</Code>"), re.compile(r"<Message>(.*?)</Message>")
 _SHORT = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+")
 _MESSAGE_MAX = 400
+_UNREACHABLE = (
+    "connection refused",
+    "dns error",
+    "failed to lookup address",
+    "no route to host",
+    "network is unreachable",
+)
 _RESET = (
     "connection reset", "connection closed", "broken pipe", "incompletemessage", "incomplete message",
     "unexpected eof", "error decoding response body", "request or response body error",
-    "end of file before message length", "error sending request", "connection refused", "dns error", "connect error",
+    "end of file before message length", "error sending request", "connect error",
     "channel closed",
 )  # fmt: skip
 
@@ -38,7 +45,7 @@ def house_error(where: str, error: Exception) -> StoreError:
     """The error of the house for one of obstore's."""
     from obstore import exceptions as of
 
-    text = _said(str(error))
+    text = said(str(error))
     if isinstance(error, of.PermissionDeniedError | of.UnauthenticatedError):
         return AccessError(f"{where}: access refused: {text}", "check the credentials, or use anonymous access")
     if isinstance(error, of.AlreadyExistsError):
@@ -75,12 +82,15 @@ def _generic(where: str, text: str, full: str) -> StoreError:
         return StoreError(f"{where}: {text}")
     if "timed out" in lower or "timedout" in lower:
         return transient(f"{where}: {text}", "timeout")
+    sign = next((sign for sign in _UNREACHABLE if sign in lower), None)
+    if sign is not None:
+        return transient(f"{where}: nobody answers ({sign}): {text}", UNREACHABLE)
     if any(sign in lower for sign in _RESET):
         return transient(f"{where}: {text}", "reset")
     return StoreError(f"{where}: {text}")
 
 
-def _said(full: str) -> str:
+def said(full: str) -> str:
     """The words of an error: the server's own, where it sent S3's XML, else the first paragraph in one line."""
     status, code, message = _STATUS.search(full), _CODE.search(full), _WORDS.search(full)
     if code is not None:
