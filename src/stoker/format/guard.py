@@ -8,6 +8,7 @@ back is JSON and nothing else.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -102,6 +103,9 @@ def stop() -> None:
         helper = _helpers.pop(os.getpid(), None)
         if helper is not None:
             helper.end()
+
+
+atexit.register(stop)
 
 
 def serve() -> None:
