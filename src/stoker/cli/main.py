@@ -20,6 +20,7 @@ import stoker
 from stoker.errors import StokerError, UsageError
 
 COMMANDS = {
+    "convert": "Write a dataset in another format: same samples, keys, order and values.",
     "demo": "Pack real photos, serve them from S3, warm a cache, train, and show where the time went.",
     "index": "Build or check the index of a dataset.",
     "pack": "Pack raw files into shards.",

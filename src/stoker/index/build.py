@@ -17,7 +17,7 @@ from stoker.format.names import is_hidden, is_image, split_file
 from stoker.format.tar import BLOCK, is_header
 from stoker.format.tfrecord import begins
 from stoker.index.entry import ObjectRef
-from stoker.index.layout import Manifest
+from stoker.index.layout import MANIFEST_FILE, Manifest
 from stoker.index.scan import scan_shards
 from stoker.index.source import Shard, Source
 from stoker.index.source_mds import mds_source
@@ -27,6 +27,9 @@ from stoker.machine import cpus
 from stoker.store.base import ByteRange, ObjectInfo, Store
 
 Damaged = Literal["refuse", "keep"]
+JOB_KEY = f"{STOKER_FOLDER}/packing.json"
+"""Lies in a target as long as shards are being made there."""
+MANIFEST_KEY = f"{STOKER_FOLDER}/{MANIFEST_FILE}"
 FORMAT_NAMES = (*OWNS, "files")
 CHECK_FINDINGS_PER_CODE_MAX = 1_000
 """Findings of one code that a check tells word for word; the rest is counted."""
@@ -120,8 +123,12 @@ def _object(info: ObjectInfo) -> ObjectRef:
 
 
 def list_data(store: Store) -> list[ObjectInfo]:
-    """Every object of the dataset that is not stoker's own."""
-    return [info for info in store.list() if info.key.split("/", 1)[0] != STOKER_FOLDER]
+    """Every object of the dataset that is not stoker's own. ShardError where a pack or convert is not finished."""
+    listed = list(store.list())
+    own = {info.key for info in listed if info.key.split("/", 1)[0] == STOKER_FOLDER}
+    if JOB_KEY in own and MANIFEST_KEY not in own:
+        raise ShardError(f"{store.url}: a pack or convert was begun here and is not finished", "run the same again")
+    return [info for info in listed if info.key not in own]
 
 
 def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:

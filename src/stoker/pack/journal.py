@@ -17,12 +17,10 @@ from typing import Any
 from stoker.errors import NotFoundError, ShardError, UsageError
 from stoker.format import STOKER_FOLDER, FieldPlace, Finding, SampleEntry
 from stoker.index import Manifest, ObjectRef
-from stoker.index.layout import MANIFEST_FILE
+from stoker.index.build import JOB_KEY, MANIFEST_KEY
 from stoker.store import Store
 
-JOB_KEY = f"{STOKER_FOLDER}/packing.json"
 PART_PREFIX = f"{STOKER_FOLDER}/part-"
-MANIFEST_KEY = f"{STOKER_FOLDER}/{MANIFEST_FILE}"
 VERSION = 1
 
 
@@ -39,8 +37,7 @@ class Part:
     def to_json(self) -> bytes:
         """The same bytes for the same part."""
         samples = [
-            [sample.key, [[place.name, place.offset, place.length] for place in sample.fields], dict(sample.columns)]
-            for sample in self.samples
+            [sample.key, [_plain(place) for place in sample.fields], dict(sample.columns)] for sample in self.samples
         ]
         shard = None if self.shard is None else asdict(self.shard)
         return json.dumps(
@@ -60,6 +57,12 @@ class Part:
         )
         shard = None if read["shard"] is None else ObjectRef(**read["shard"])
         return cls(shard, samples, tuple(Finding(**finding) for finding in read["findings"]))
+
+
+def _plain(place: FieldPlace) -> list[Any]:
+    """The place without its object, which is the shard; codec and row only where a format has them."""
+    more = [place.codec, place.row] if place.codec or place.row >= 0 else []
+    return [place.name, place.offset, place.length, *more]
 
 
 class Journal:

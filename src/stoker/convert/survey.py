@@ -1,0 +1,168 @@
+"""The first pass: look at every sample, and find out whether the other format can hold all, before a byte is written.
+
+1. Where a shard is a stream of samples, every sample is written to memory and read back: what comes back must be the
+   same. No rule of a format is told here a second time.
+2. Where a library writes whole columns, samples are sorted by their kind (fields, element types, shapes, edges such as
+   emptiness); one sample of each kind is written to a scratch file and read back.
+The cut into shards is made on the way, by the bytes of the values. A key that comes twice begins a new shard, because
+keys are unique in a shard only: the row numbers of several source shards would meet otherwise.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from stoker.convert.same import said, same, size_of
+from stoker.convert.target import Shape, ShardFile, Target, Values, library, tried
+from stoker.decode import default_for
+from stoker.errors import MissingExtraError, SampleError, StokerError, UsageError
+from stoker.format.mds import MDSWriter
+from stoker.format.values import decode_value
+from stoker.store.atomic import temporary_name
+
+KINDS_MAX = 256
+"""Kinds of samples that a library's format is tried with; honest data has one, or a few with optional fields."""
+SHARDS_MAX = 100_000
+_LARGE_BYTES = 64 << 20
+_WHERE = "convert to a format that can, or leave the field out with --field"
+
+
+class Survey:
+    """What is known of the samples so far."""
+
+    def __init__(self, target: Target, *, shard_bytes: int, scratch: Path) -> None:
+        self._target = target
+        self._shard_bytes = shard_bytes
+        self._scratch = scratch
+        self._shape = Shape()
+        self._keys: set[str] = set()
+        self._open_bytes = 0
+        self._samples = 0
+        self._layout: frozenset[tuple[str, str]] | None = None
+        self._kinds: dict[tuple[object, ...], tuple[str, Values]] = {}
+        self._lengths: dict[str, set[int]] = {}
+        self.bounds = array("q", [0])
+        """The first sample of each shard so far."""
+
+    def add(self, key: str, values: Values) -> None:
+        """Look at one sample more. UsageError names the field that the target cannot hold."""
+        self._cut(key, sum(size_of(value) for value in values.values()))
+        try:
+            if self._target.stream is not None:
+                self._try_stream(key, values)
+            else:
+                self._sort(key, values)
+        except MissingExtraError:
+            raise
+        except (UsageError, SampleError) as error:
+            raise UsageError(
+                f"sample {self._samples} ({key}): {self._target.name} cannot hold it: {error.message}",
+                error.hint or _WHERE,
+            ) from error
+        self._samples += 1
+
+    def finish(self) -> Shape:
+        """After the last sample: what the writers must know. UsageError as above."""
+        self.bounds.append(self._samples)
+        if self._target.stream is None:
+            self._try_library()
+        return self._shape
+
+    def _cut(self, key: str, count_bytes: int) -> None:
+        if self._keys and (key in self._keys or self._open_bytes + count_bytes > self._shard_bytes):
+            self.bounds.append(self._samples)
+            self._keys.clear()
+            self._open_bytes = 0
+            if len(self.bounds) > SHARDS_MAX:
+                raise UsageError(
+                    f"more than {SHARDS_MAX} shards after {self._samples} samples",
+                    "choose larger shards (--shard-size)",
+                )
+        self._keys.add(key)
+        self._open_bytes += count_bytes
+
+    def _try_stream(self, key: str, values: Values) -> None:
+        writer, places, data = tried(self._target, self._shape, key, values)
+        if isinstance(writer, MDSWriter) and self._shape.columns is None:
+            self._shape = Shape(columns=writer.columns)
+        back: dict[str, object] = {}
+        for place in places:
+            piece = data[place.offset : place.offset + place.length]
+            back[place.name] = decode_value(place.codec, piece) if place.codec else piece
+        if self._target.name == "webdataset":
+            for name, value in values.items():
+                if not isinstance(value, bytes) and name in back:
+                    back[name] = default_for(name).decode(back[name], None, 0)  # type: ignore[arg-type]  # it is bytes
+        _compare(values, back)
+        if self._target.name == "arrays":
+            layout = frozenset((place.name, place.codec) for place in places)
+            if self._layout not in (None, layout):
+                raise UsageError("its fields, types or shapes are not those of the samples before it")
+            self._layout = layout
+
+    def _sort(self, key: str, values: Values) -> None:
+        kind = ("\0" in key, *((name, *self._kind(name, values[name])) for name in sorted(values)))
+        if kind not in self._kinds:
+            if len(self._kinds) == KINDS_MAX:
+                raise UsageError(f"the samples are of more than {KINDS_MAX} kinds (fields, types and shapes)")
+            self._kinds[kind] = key, values
+
+    def _kind(self, name: str, value: object) -> tuple[object, ...]:
+        """What decides whether a library can hold the value."""
+        if isinstance(value, bytes | str):
+            return type(value), not value, isinstance(value, str) and "\0" in value, len(value) > _LARGE_BYTES
+        try:
+            found = np.asarray(value)
+        except ValueError:
+            return type(value), "ragged"
+        if found.ndim != 1:
+            return type(value), found.dtype.str, found.shape
+        self._lengths.setdefault(name, set()).add(len(found))
+        return type(value), found.dtype.str, not found.size, found.nbytes > _LARGE_BYTES
+
+    def _try_library(self) -> None:
+        ragged = frozenset(name for name, lengths in self._lengths.items() if len(lengths) > 1)
+        self._shape = Shape(ragged=ragged)
+        path = self._scratch / f"{temporary_name()}{self._target.suffix}"
+        examples = list(self._kinds.values())
+        try:
+            shard = ShardFile(self._target, path, self._shape)
+            _each(examples, shard.add)
+            shard.close()
+            file = library(self._target.name)(path)
+            rows = iter(range(len(examples)))
+
+            def read_back(key: str, values: Values) -> None:
+                row = next(rows)
+                read = {name: file.read([row], name)[0] for name in values}
+                _compare(values, {name: value for name, value in read.items() if value is not None})
+
+            _each(examples, read_back)
+            file.close()
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _each(examples: Iterable[tuple[str, Values]], work: Callable[[str, Values], object]) -> None:
+    for key, values in examples:
+        try:
+            work(key, values)
+        except MissingExtraError:
+            raise
+        except StokerError as error:
+            raise UsageError(f"sample {key}: {error.message}", error.hint or _WHERE) from error
+
+
+def _compare(before: Values, after: Values) -> None:
+    """UsageError unless every value came back."""
+    for name, value in before.items():
+        if name not in after:
+            raise UsageError(f"field {name!r}: this {said(value)} would be lost")
+        if not same(value, after[name]):
+            raise UsageError(f"field {name!r}: this {said(value)} would come back as {said(after[name])}")
+    if not before:
+        raise UsageError("it has no fields")

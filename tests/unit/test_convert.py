@@ -1,0 +1,258 @@
+"""Conversion between formats: samples, keys, order and values are kept; what cannot be held is said before a write."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.convert import convert
+from stoker.convert.same import same
+from stoker.errors import ShardError, UsageError
+from stoker.pack import pack
+from support_dataset import jpeg, own_index_folder, write_shards
+from support_rows import npy, write_hdf5, write_table
+from support_typed import write_mds
+
+FORMATS = ("webdataset", "mds", "tfrecord", "hdf5", "table", "arrays")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+def samples(count: int = 23, *, seed: int = 1) -> dict[str, dict[str, Any]]:
+    """Samples of fields that every format holds."""
+    rng = np.random.default_rng(seed)
+    return {
+        f"key {number:03d}": {"cls": number % 5, "npy": rng.random((2, 3)).astype(np.float32)}
+        for number in range(count)
+    }
+
+
+def contents(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Keys and values of a dataset, decoded as the loader decodes them."""
+    dataset = stoker.open(folder)
+    found = []
+    for number in range(len(dataset)):
+        sample = dataset[number]
+        key = sample.pop("__key__")
+        del sample["__index__"]
+        if isinstance(sample.get("npy"), bytes):
+            sample["npy"] = stoker.npy.decode(sample["npy"], None, 0)
+        if isinstance(sample.get("cls"), bytes):
+            sample["cls"] = int(sample["cls"])
+        found.append((key, sample))
+    return found
+
+
+def equal(found: list[tuple[str, dict[str, Any]]], wanted: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Same keys in the same order, same fields, same values."""
+    return [key for key, _ in found] == list(wanted) and all(
+        values.keys() == wanted[key].keys() and all(same(wanted[key][name], values[name]) for name in values)
+        for key, values in found
+    )
+
+
+@pytest.fixture(scope="module")
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples in every format, one folder each, from an MDS dataset."""
+    root = tmp_path_factory.mktemp("everywhere")
+    source = write_table_dataset(root / "start", samples())
+    for name in FORMATS:
+        convert(source, root / name, format=name, shard_size=200)
+    return root
+
+
+def write_table_dataset(folder: Path, given: dict[str, dict[str, Any]]) -> Path:
+    """One Parquet file of them."""
+    folder.mkdir()
+    write_table(folder / "rows.parquet", given)
+    return folder
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(FORMATS, 2)))
+def test_every_pair_of_formats_keeps_all(everywhere: Path, tmp_path: Path, source: str, target: str) -> None:
+    """Samples, keys, order and values survive every road from one format to another."""
+    decode = ("npy", "cls") if source == "webdataset" else ()
+    report = convert(everywhere / source, tmp_path / "out", format=target, shard_size=300, decode=decode)
+    assert (report.format, report.samples) == (target, 23)
+    assert report.shards == report.shards_made > 1
+    assert equal(contents(tmp_path / "out"), samples())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_shards_alone_say_the_same(everywhere: Path, tmp_path: Path, name: str) -> None:
+    """Without our index the shards are a dataset of that format, with the same keys and values."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for path in (everywhere / name).iterdir():
+        if path.is_file():
+            (bare / path.name).write_bytes(path.read_bytes())
+    assert stoker.open(bare).index.format == name
+    assert equal(contents(bare), samples())
+
+
+def test_packed_photos_keep_columns_and_classes(tmp_path: Path) -> None:
+    """Metadata columns and class names go on into the new index; pictures stay the same bytes."""
+    for number in range(8):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number))
+    pack(tmp_path / "photos", tmp_path / "shards")
+    before = stoker.open(tmp_path / "shards")
+    for source in ("shards", "photos"):
+        convert(tmp_path / source, tmp_path / f"{source}-mds", format="mds")
+        after = stoker.open(tmp_path / f"{source}-mds")
+        assert after.classes == ("cat", "dog")
+        wanted = {one["jpg"]: one["label"] for one in (before[at] for at in range(8))}
+        assert {one["jpg"]: one["label"] for one in (after[at] for at in range(8))} == wanted
+    assert [after[at]["cls"] for at in range(8)] == [0] * 4 + [1] * 4
+
+
+def test_rows_of_several_shards_meet_in_none(tmp_path: Path) -> None:
+    """Keys that are row numbers come twice: then a new shard begins, and both samples are there."""
+    rows = [{"cls": at} for at in range(6)]
+    write_mds(tmp_path / "mds", rows, shards=2, keys=False)
+    report = convert(tmp_path / "mds", tmp_path / "tar", format="webdataset")
+    assert report.shards == 2
+    found = contents(tmp_path / "tar")
+    assert [sample["cls"] for _, sample in found] == list(range(6))
+    assert [key for key, _ in found] == [f"{at % 3:08d}" for at in range(6)]
+
+
+def test_ragged_rows_go_into_hdf5(tmp_path: Path) -> None:
+    """Arrays of differing lengths, an empty one among them, become rows of variable length."""
+    given = {f"k{at}": {"tokens": np.arange(at, dtype=np.int32), "text": f"té{at}"} for at in range(5)}
+    source = write_table_dataset(tmp_path / "table", given)
+    convert(source, tmp_path / "h5", format="hdf5")
+    assert equal(contents(tmp_path / "h5"), given)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "told"),
+    [
+        ("webdataset", 1.5, "float64"),
+        ("tfrecord", np.zeros((2, 2, 2), np.int64), "dimensions"),
+        ("tfrecord", np.array([0.1]), "lose digits"),
+        ("tfrecord", np.array([7]), "come back"),
+        ("mds", np.bool_(True), "bool"),
+        ("arrays", "text", "numbers"),
+        ("arrays", np.arange(9), "those of the samples before"),
+    ],
+)
+def test_what_cannot_be_held_is_said_before_a_write(tmp_path: Path, target: str, value: Any, told: str) -> None:
+    """The error names sample, field and format, and the target does not even exist."""
+    before = {"a": {"x": np.arange(3)}} if told.startswith("those") else {}
+    source = write_table_dataset(tmp_path / "in", {**before, "b": {"x": value}})
+    with pytest.raises(UsageError, match=told) as caught:
+        convert(source, tmp_path / "out", format=target)
+    assert f"(b): {target} cannot hold it" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_with_nul_is_too_much_for_hdf5(tmp_path: Path) -> None:
+    """It comes after a thousand texts without, and still before anything is written."""
+    given = {f"{at}": {"text": "fine"} for at in range(1_000)} | {"bad": {"text": "a\0b"}}
+    source = write_table_dataset(tmp_path / "in", given)
+    with pytest.raises(UsageError, match="NUL"):
+        convert(source, tmp_path / "out", format="hdf5")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fields_can_be_left_out_renamed_and_decoded(tmp_path: Path) -> None:
+    """Three switches for what does not fit by itself."""
+    write_shards(tmp_path / "tar", 6, member=lambda at: {"npy": npy(np.arange(at + 2)), "txt": b"t", "raw": b"r"})
+    convert(
+        tmp_path / "tar", tmp_path / "out", format="hdf5",
+        fields=("npy", "txt"), rename=("npy=tokens",), decode=("npy", "txt"),
+    )  # fmt: skip
+    found = contents(tmp_path / "out")
+    assert all(sample["txt"] == "t" and sample.keys() == {"tokens", "txt"} for _, sample in found)
+    assert [sample["tokens"].tolist() for _, sample in found] == [list(range(at + 2)) for at in range(6)]
+    with pytest.raises(UsageError, match="no field 'nope'"):
+        convert(tmp_path / "tar", tmp_path / "x", format="mds", fields=("nope",))
+    with pytest.raises(UsageError, match="two fields"):
+        convert(tmp_path / "tar", tmp_path / "x", format="mds", rename=("npy=txt",))
+
+
+def test_files_are_only_read(tmp_path: Path) -> None:
+    """A format without a writer is a usage error that names those with one."""
+    write_shards(tmp_path / "tar", 3)
+    with pytest.raises(UsageError, match="webdataset, mds, tfrecord, arrays, hdf5, table"):
+        convert(tmp_path / "tar", tmp_path / "out", format="files")
+
+
+def test_a_target_with_something_else_is_refused(tmp_path: Path) -> None:
+    """Neither a stranger's folder nor another conversion is touched; the same one has nothing to do."""
+    write_shards(tmp_path / "tar", 6)
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "x.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        convert(tmp_path / "tar", tmp_path / "strange", format="mds")
+    convert(tmp_path / "tar", tmp_path / "out", format="mds")
+    with pytest.raises(UsageError, match="other options"):
+        convert(tmp_path / "tar", tmp_path / "out", format="tfrecord")
+    assert convert(tmp_path / "tar", tmp_path / "out", format="mds").shards_made == 0
+    with pytest.raises(UsageError, match="inside the source"):
+        convert(tmp_path / "tar", tmp_path / "tar" / "out", format="mds")
+
+
+@pytest.mark.parametrize("target", ["webdataset", "mds", "table"])
+def test_a_killed_convert_is_no_dataset_and_goes_on(tmp_path: Path, target: str) -> None:
+    """kill -9 after some shards: opening says what is up; the next run ends with the bytes of an undisturbed one."""
+    write_shards(tmp_path / "tar", 60, shards=2)
+    arguments = ["convert", str(tmp_path / "tar"), "--format", target, "--shard-size", "3kB", "--workers", "1"]
+    out = tmp_path / "out"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli.main", *arguments[:2], str(out), *arguments[2:]],
+        env=own_index_folder(tmp_path / "home"), stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("shard_*"))) < 3 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    if not (out / "_stoker" / "manifest.json").exists():
+        with pytest.raises(ShardError, match="not finished"):
+            stoker.open(out)
+    again = convert(tmp_path / "tar", out, format=target, shard_size="3kB")
+    assert 0 < again.shards_made < again.shards
+    convert(tmp_path / "tar", tmp_path / "whole", format=target, shard_size="3kB")
+
+    def tree(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_the_command_tells_counts(tmp_path: Path) -> None:
+    """Text and JSON say the same; usage that is wrong ends with 2."""
+    write_hdf5(tmp_path / "rows.h5", samples())
+    command = [sys.executable, "-m", "stoker.cli.main", "convert", str(tmp_path / "rows.h5")]
+    environ = own_index_folder(tmp_path / "home")
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], env=environ, capture_output=True, text=True, check=False)
+
+    done = run(str(tmp_path / "out"), "--format", "tfrecord", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["format"], told["samples"], told["shards"], told["shards_made"]) == ("tfrecord", 23, 1, 1)
+    done = run(str(tmp_path / "out"), "--format", "tfrecord")
+    assert done.stdout.splitlines()[-1].startswith(
+        f"stoker convert: file://{tmp_path}/out: tfrecord: samples 23, shards 1"
+    )
+    assert run(str(tmp_path / "x"), "--format", "nope").returncode == 2
