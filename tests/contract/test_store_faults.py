@@ -290,3 +290,10 @@ def test_servers_end_with_their_block() -> None:
         (process,) = [child for child in psutil.Process().children() if str(server.port) in child.cmdline()]
         raise StokerError("on purpose")
     assert not process.is_running()
+
+
+def test_a_refused_bucket_is_told_in_words(moto: Server) -> None:
+    """What the server's XML says, without the XML."""
+    with pytest.raises(StokerError, match="bucket 'b': 400 InvalidBucketName") as caught:
+        moto.make_bucket("b")
+    assert "<" not in str(caught.value)
