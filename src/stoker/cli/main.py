@@ -22,8 +22,11 @@ from stoker.errors import StokerError, UsageError
 COMMANDS = {
     "convert": "Write a dataset in another format: same samples, keys, order and values.",
     "demo": "Pack real photos, serve them from S3, warm a cache, train, and show where the time went.",
+    "formats": "Compare the formats: how they are read, and what each is best for.",
     "index": "Build or check the index of a dataset.",
+    "inspect": "Describe a dataset: fields, sizes, labels, order.",
     "pack": "Pack raw files into shards.",
+    "verify": "Find all that is wrong with a dataset; save what is whole.",
 }
 
 

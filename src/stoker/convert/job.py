@@ -78,7 +78,7 @@ def convert(
     a value, or *dst* holds something else. Killed and called again with the same arguments, it does what is missing.
     *progress* is told samples, those of the survey and those that are written.
     """
-    target = target_of(format)
+    target_of(format)
     source = Source(
         open_dataset(src, format=source_format, label=label, options=options),
         tuple(fields), renames(rename), frozenset(decode),
@@ -86,10 +86,23 @@ def convert(
     store = connect(dst, options=options)
     if split_urls(src)[1] is None and f"{store.url.rstrip('/')}/".startswith(f"{source.dataset.url.rstrip('/')}/"):
         raise UsageError(f"the target {store.url} lies inside the source", "convert into a folder beside it")
-    shard_bytes = parse_bytes(shard_size)
+    return write(source, store, format=format, shard_bytes=parse_bytes(shard_size), workers=workers, progress=progress)
+
+
+def write(
+    source: Source,
+    store: Store,
+    *,
+    format: str,  # noqa: A002  # the word of the house
+    shard_bytes: int = SHARD_BYTES,
+    workers: int | None = None,
+    progress: Progress = no_progress,
+) -> ConvertReport:
+    """Write the samples of *source* into *store*: what `convert` does, of a dataset that is open."""
+    target = target_of(format)
     described = {
-        "convert": source.identity(), "format": format, "shard_bytes": shard_bytes, "fields": list(fields),
-        "rename": list(rename), "decode": sorted(decode),
+        "convert": source.identity(), "format": format, "shard_bytes": shard_bytes, "fields": list(source.fields),
+        "rename": dict(source.rename), "decode": sorted(source.decode),
     }  # fmt: skip
     journal = Journal(store, described)
     if next(iter(store.list()), None) is not None:  # refuse what is not ours before the long look
@@ -99,9 +112,9 @@ def convert(
             return _report(store, finished, 0)
     with _folder(store, make=False) as scratch:
         survey = Survey(target, shard_bytes=shard_bytes, scratch=scratch)
-        for number, sample in enumerate(source.read(source.reader(), 0, len(source.dataset)), 1):
+        for number, sample in enumerate(source.read(source.reader(), 0, len(source)), 1):
             survey.add(sample.key, sample.values)
-            progress(number, 2 * len(source.dataset), 0)
+            progress(number, 2 * len(source), 0)
         shape = survey.finish()
     journal.open()
     with _folder(store, make=True) as scratch:
@@ -181,7 +194,7 @@ class _Run:
             self.journal.keep(number, part)
             self.made.append(number)
         self.done.append(len(part.samples))
-        self.progress(len(self.source.dataset) + sum(self.done), 2 * len(self.source.dataset), 0)
+        self.progress(len(self.source) + sum(self.done), 2 * len(self.source), 0)
         return part
 
     def _build(self, number: int) -> Part:

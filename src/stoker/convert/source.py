@@ -37,6 +37,8 @@ class Source:
     rename: Mapping[str, str] = field(default_factory=dict)
     decode: frozenset[str] = frozenset()
     """Fields (by the source's names) that are decoded by their extension before they are written."""
+    numbers: Sequence[int] | None = None
+    """Samples to take, ascending; None: all."""
 
     def __post_init__(self) -> None:
         known = set(self.dataset.fields)
@@ -57,6 +59,9 @@ class Source:
         if undecoded:
             raise UsageError(f"no decoder goes by the name of field {', '.join(map(repr, undecoded))}")
 
+    def __len__(self) -> int:
+        return len(self.dataset) if self.numbers is None else len(self.numbers)
+
     @property
     def stored(self) -> tuple[str, ...]:
         """What becomes fields: those that are stored, and the class of a folder, which raw files do not store."""
@@ -74,6 +79,8 @@ class Source:
         digest = blake3(self.dataset.plan_identity().encode())
         for ref in self.dataset.objects():
             digest.update(repr((ref.key, ref.size, ref.version or ref.digest)).encode())
+        if self.numbers is not None:
+            digest.update(repr(list(self.numbers)).encode())
         return str(digest.hexdigest())
 
     def reader(self) -> SampleReader:
@@ -81,9 +88,10 @@ class Source:
         return self.dataset.reader(self.stored)
 
     def read(self, reader: SampleReader, start: int, stop: int) -> Iterator[Converted]:
-        """The samples [start, stop). SampleError names one that cannot be read."""
+        """The samples [start, stop) of those taken. SampleError names one that cannot be read."""
+        taken = range(len(self.dataset)) if self.numbers is None else self.numbers
         for first in range(start, stop, READ_SAMPLES):
-            numbers = range(first, min(first + READ_SAMPLES, stop))
+            numbers = taken[first : min(first + READ_SAMPLES, stop)]
             raw = reader.read(numbers)
             for at, number in enumerate(numbers):
                 yield self._converted(number, raw.keys[at], raw.sample(at))
