@@ -71,8 +71,7 @@ class Local:
     def path(self, key: str) -> Path:
         """The file of *key*; AccessError when a link on the way leads out of the root."""
         path = self.root / check_key(key, self.url)
-        if not self._inside(path):
-            raise AccessError(f"{self.url}: {key!r} is a link that leads outside the root, to {os.path.realpath(path)}")
+        self._check_inside(key, os.path.realpath(path))
         return path
 
     def get(self, key: str, *, version: str | None = None) -> bytes:
@@ -128,7 +127,7 @@ class Local:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = prefix.rpartition("/")[0]
         folder = self.root / start
-        if not can_begin_keys(prefix) or not folder.is_dir() or not self._inside(folder):
+        if not can_begin_keys(prefix) or not folder.is_dir() or not self._is_inside(os.path.realpath(folder)):
             return iter(())
         return self._walk(folder, start + "/" if start else "", prefix, frozenset())
 
@@ -150,9 +149,12 @@ class Local:
                 shutil.copyfileobj(original, file, _COPY_BYTES)
         return self.head(target)
 
-    def _inside(self, path: Path) -> bool:
-        real = os.path.realpath(path)
+    def _is_inside(self, real: str) -> bool:
         return real == self._real_root or real.startswith(self._real_root.rstrip("/") + "/")
+
+    def _check_inside(self, key: str, real: str) -> None:
+        if not self._is_inside(real):
+            raise AccessError(f"{self.url}: {key!r} is a link that leads outside the root, to {real}")
 
     def _walk(self, folder: Path, base: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
         """Files below *folder*, whose key is *base*, in byte order. *above*: the folders around it, against loops."""
@@ -175,7 +177,7 @@ class Local:
 
     def _child(self, entry: os.DirEntry[str], base: str, prefix: str) -> tuple[bytes, str, bool] | None:
         """Sort key, name and whether it is a folder; None for what a list does not show."""
-        if entry.is_symlink() and not self._inside(Path(entry.path)):
+        if entry.is_symlink() and not self._is_inside(os.path.realpath(entry.path)):
             return None
         try:
             is_folder = entry.is_dir()
@@ -194,8 +196,10 @@ class Local:
     def _opened(self, key: str, version: str | None) -> Iterator[tuple[int, int]]:
         """A descriptor and the size; the version is compared before and after the block."""
         with self._named(key):
-            descriptor = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            path = f"{self.root}/{check_key(key, self.url)}"
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
+                self._check_inside(key, _real_path(descriptor, path))
                 found = os.fstat(descriptor)
                 self._check_file(key, found)
                 self._check_version(key, found, version)
@@ -251,3 +255,11 @@ class Local:
             raise StoreError(
                 f"{self.url}: {key!r}: {error.strerror}", "make room on the disk" if full else None
             ) from error
+
+
+def _real_path(descriptor: int, path: str) -> str:
+    """Where an open file lies: asked of the kernel, one call that no link changed meanwhile; else resolved by name."""
+    try:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except OSError:
+        return os.path.realpath(path)
