@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import settings
 # The same examples every time: a red run is a fact about the change, not about luck. Deadlines are for quiet machines.
 settings.register_profile("stoker", derandomize=True, deadline=None)
 settings.load_profile("stoker")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: what we start shall know Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 

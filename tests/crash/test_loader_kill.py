@@ -57,10 +57,21 @@ def start(url: Path | str, box: Path, *options: str, environ: dict[str, str] | N
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    (feeder,) = [p for p in psutil.Process(process.pid).children() if "stoker.loader.feeder" in p.cmdline()]
+    feeder = feeder_of(process)
     process.stdin.write("go\n")
     process.stdin.flush()
     return process, feeder
+
+
+def feeder_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The feeder, which runs already; psutil now and then overlooks a child, as the boot time it computes with jitters."""
+    until = time.monotonic() + 20
+    while True:
+        for child in psutil.Process(process.pid).children():
+            if "stoker.loader.feeder" in child.cmdline():
+                return child
+        assert time.monotonic() < until, "no feeder"
+        time.sleep(0.05)
 
 
 def batches(box: Path) -> list[list[int]]:
