@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SRC := src tests bench examples tools
 
-.PHONY: demo test check bench bench-env crash docs constraints clean
+.PHONY: demo test check bench bench-env crash fuzz docs constraints clean
 
 .venv/.ready: pyproject.toml constraints.txt tools/bootstrap.sh
 	tools/bootstrap.sh
@@ -24,6 +24,10 @@ check: .venv/.ready
 
 crash: .venv/.ready
 	STOKER_CRASH_POINTS=50 $(PY) -m pytest tests/crash
+
+FUZZ_S ?= 60
+fuzz: .venv/.ready
+	FUZZ_S=$(FUZZ_S) $(PY) tests/fuzz.py
 
 bench: .venv/.ready
 	$(PY) bench/run.py

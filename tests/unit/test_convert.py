@@ -172,6 +172,16 @@ def test_a_text_with_nul_is_too_much_for_hdf5(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_optional_fields_go_where_they_can(tmp_path: Path) -> None:
+    """A table takes samples that lack a field of its first one; one that comes later has no column: said before."""
+    write_shards(tmp_path / "tar", 9, member=lambda at: {"cls": b"1", **({"txt": b"t"} if at % 3 == 0 else {})})
+    convert(tmp_path / "tar", tmp_path / "table", format="table")
+    assert [sorted(sample) for _, sample in contents(tmp_path / "table")] == [["cls", "txt"], ["cls"], ["cls"]] * 3
+    with pytest.raises(UsageError, match="'txt': the first sample of the shard lacks it"):
+        convert(tmp_path / "tar", tmp_path / "out", format="table", shard_size=3)
+    assert not (tmp_path / "out").exists()
+
+
 def test_fields_can_be_left_out_renamed_and_decoded(tmp_path: Path) -> None:
     """Three switches for what does not fit by itself."""
     write_shards(tmp_path / "tar", 6, member=lambda at: {"npy": npy(np.arange(at + 2)), "txt": b"t", "raw": b"r"})

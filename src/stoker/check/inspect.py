@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stoker.check.shuffle import ShuffleQuality, shuffle_quality
+from stoker.convert.same import size_of
 from stoker.dataset import Dataset
 from stoker.dataset import open as open_dataset
 from stoker.decode import default_for
@@ -24,7 +26,9 @@ LOOKED_AT = 16
 """Samples read to say what the fields hold, spread over the dataset."""
 LABEL_BLOCKS, LABEL_BLOCK = 64, 64
 """Blocks of consecutive samples whose labels are read where the index does not hold them."""
-LABEL_FIELDS = ("cls", "label")
+LABELS_MAX = 1_000_000
+"""So many labels of an index are taken whole; of more, blocks that are spread over it."""
+LABEL_FIELDS = ("label", "cls")
 LABELS_SHOWN = 20
 SHARD_BYTES_SMALL, SHARD_BYTES_LARGE = 16 * 10**6, 4 * 10**9
 SHARDS_FEW = 8
@@ -115,23 +119,13 @@ def _field(dataset: Dataset, name: str, values: Sequence[Any]) -> FieldSummary:
     lengths, codecs = dataset.index.field_lengths(name)
     lengths = lengths[lengths > 0]
     if not lengths.size:  # rows have no bytes of their own: those of the samples looked at stand for all
-        found = [_nbytes(value) for value in values]
+        found = [size_of(value) for value in values]
         lengths = np.array(found or [0], np.int64)
     kinds = sorted({codec for codec in codecs if codec}) or sorted({kind_of(name, value) for value in values})
     return FieldSummary(
         name, " or ".join(kinds[:4]) + (" …" if len(kinds) > 4 else ""), dataset.index.manifest.fields[name],
         int(lengths.min()), int(np.median(lengths)), int(lengths.max()),
     )  # fmt: skip
-
-
-def _nbytes(value: Any) -> int:
-    return (
-        int(value.nbytes)
-        if isinstance(value, np.ndarray | np.generic)
-        else len(value)
-        if hasattr(value, "__len__")
-        else 8
-    )
 
 
 def kind_of(name: str, value: Any) -> str:
@@ -153,21 +147,26 @@ def kind_of(name: str, value: Any) -> str:
     return "undecodable" if isinstance(value, SampleError) else type(value).__name__
 
 
+def _blocks(total: int, count: int, size: int) -> list[tuple[int, int]]:
+    """[start, stop) of at most *count* blocks of at most *size* samples, evenly."""
+    starts = _spread(total, min(count, -(-total // size)))
+    return [(start, min(start + size, stop)) for start, stop in pairwise([*starts, total])]
+
+
 def _labels(dataset: Dataset) -> list[list[str]]:
-    """Labels of consecutive samples, in blocks: all from a column of the index, else some that are read."""
-    index = dataset.index
-    name = next((name for name in ("label", *LABEL_FIELDS) if name in index.columns), None)
-    if name is not None:
-        found = [str(value) for value in index.column(name).to_pylist() if value is not None]
-        if found:
-            return [found]
+    """Labels of consecutive samples, in blocks: from a column of the index, else some that are read."""
+    index, total = dataset.index, len(dataset)
+    for name in (name for name in LABEL_FIELDS if name in index.columns):
+        column = index.column(name)
+        pieces = [(0, total)] if total <= LABELS_MAX else _blocks(total, 100, LABELS_MAX // 100)
+        found = [column.slice(start, stop - start).to_pylist() for start, stop in pieces]
+        if any(value is not None for piece in found for value in piece):
+            return [[_label(value) for value in piece if value is not None] for piece in found]
     stored = next((name for name in LABEL_FIELDS if name in index.fields), None)
     if stored is None:
         return []
     reader, blocks = dataset.reader((stored,)), []
-    starts = _spread(len(dataset), min(LABEL_BLOCKS, -(-len(dataset) // LABEL_BLOCK)))
-    for at, start in enumerate(starts):
-        stop = min(start + LABEL_BLOCK, starts[at + 1] if at + 1 < len(starts) else len(dataset))
+    for start, stop in _blocks(total, LABEL_BLOCKS, LABEL_BLOCK):
         values = [sample.get(stored) for sample in reader.read(range(start, stop)).values]
         blocks.append([_label(value) for value in values if value is not None and not isinstance(value, SampleError)])
     return blocks

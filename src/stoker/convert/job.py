@@ -35,6 +35,8 @@ from stoker.store.atomic import fsync_folder, make_folders, sweep, temporary_nam
 from stoker.units import parse_bytes
 
 SHARD_BYTES = 256 * 10**6
+MDS_BYTES_MAX = 2 * 10**9
+"""Of values; the whole shard is addressed with 32 bits, and held in memory while it is made."""
 WORKERS_MAX = 4
 """Shards in the making at a time: MDS holds each in memory, a remote store too while it is sent."""
 
@@ -100,6 +102,10 @@ def write(
 ) -> ConvertReport:
     """Write the samples of *source* into *store*: what `convert` does, of a dataset that is open."""
     target = target_of(format)
+    if format == "mds" and shard_bytes > MDS_BYTES_MAX:
+        raise UsageError(
+            f"MDS shards of {shard_bytes} bytes: at most {MDS_BYTES_MAX} are written", "choose smaller ones"
+        )
     described = {
         "convert": source.identity(), "format": format, "shard_bytes": shard_bytes, "fields": list(source.fields),
         "rename": dict(source.rename), "decode": sorted(source.decode),

@@ -27,6 +27,8 @@ from stoker.store.atomic import temporary_name
 KINDS_MAX = 256
 """Kinds of samples that a library's format is tried with; honest data has one, or a few with optional fields."""
 SHARDS_MAX = 100_000
+PLACES_MAX = 1_000_000
+"""Fields of all samples in a shard: far below what any format's reader takes."""
 _LARGE_BYTES = 64 << 20
 _WHERE = "convert to a format that can, or leave the field out with --field"
 
@@ -40,7 +42,8 @@ class Survey:
         self._scratch = scratch
         self._shape = Shape()
         self._keys: set[str] = set()
-        self._open_bytes = 0
+        self._first: frozenset[str] = frozenset()
+        self._open_bytes = self._open_places = 0
         self._samples = 0
         self._layout: frozenset[tuple[str, str]] | None = None
         self._kinds: dict[tuple[object, ...], tuple[str, Values]] = {}
@@ -50,7 +53,7 @@ class Survey:
 
     def add(self, key: str, values: Values) -> None:
         """Look at one sample more. UsageError names the field that the target cannot hold."""
-        self._cut(key, sum(size_of(value) for value in values.values()))
+        self._cut(key, values)
         try:
             if self._target.stream is not None:
                 self._try_stream(key, values)
@@ -72,18 +75,24 @@ class Survey:
             self._try_library()
         return self._shape
 
-    def _cut(self, key: str, count_bytes: int) -> None:
-        if self._keys and (key in self._keys or self._open_bytes + count_bytes > self._shard_bytes):
+    def _cut(self, key: str, values: Values) -> None:
+        """Begin a new shard where this sample does not go into the open one."""
+        count_bytes = sum(size_of(value) for value in values.values())
+        full = self._open_bytes + count_bytes > self._shard_bytes or self._open_places + len(values) > PLACES_MAX
+        if self._keys and (full or key in self._keys):
             self.bounds.append(self._samples)
             self._keys.clear()
-            self._open_bytes = 0
+            self._open_bytes = self._open_places = 0
             if len(self.bounds) > SHARDS_MAX:
                 raise UsageError(
                     f"more than {SHARDS_MAX} shards after {self._samples} samples",
                     "choose larger shards (--shard-size)",
                 )
+        if not self._keys:
+            self._first = frozenset(values)
         self._keys.add(key)
         self._open_bytes += count_bytes
+        self._open_places += len(values)
 
     def _try_stream(self, key: str, values: Values) -> None:
         writer, places, data = tried(self._target, self._shape, key, values)
@@ -105,6 +114,11 @@ class Survey:
             self._layout = layout
 
     def _sort(self, key: str, values: Values) -> None:
+        later = sorted(values.keys() - self._first)
+        if later:
+            raise UsageError(
+                f"field {later[0]!r}: the first sample of the shard lacks it, so there is no column for it"
+            )
         kind = ("\0" in key, *((name, *self._kind(name, values[name])) for name in sorted(values)))
         if kind not in self._kinds:
             if len(self._kinds) == KINDS_MAX:

@@ -63,10 +63,9 @@ def read_table(data: bytes, name: str) -> dict[str, ManifestRow]:
     if len(data) > TABLE_BYTES_MAX:
         raise ShardError(f"{name}: a manifest of {len(data)} bytes, at most {TABLE_BYTES_MAX} are allowed")
     try:
-        table = READERS[suffix](data)
+        return _rows(_plain(READERS[suffix](data), name), name)  # texts are decoded as they are looked at
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ShardError(f"{name}: cannot be read as {suffix[1:]}: {error}") from error
-    return _rows(_plain(table, name), name)
 
 
 def _plain(table: pa.Table, name: str) -> pa.Table:
