@@ -37,8 +37,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader", "LoaderReport", "Budget",
-    "StokerError", "UsageError", "SampleError",
+    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader",
+    "LoaderReport", "Budget", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def start(url: Path | str, box: Path, *options: str, environ: dict[str, str] | N
 
 
 def feeder_of(process: subprocess.Popen[str]) -> psutil.Process:
-    """The feeder, which runs already; psutil now and then overlooks a child, as the boot time it computes with jitters."""
+    """The feeder, which runs already; psutil may overlook a child, as the boot time it computes with jitters."""
     until = time.monotonic() + 20
     while True:
         for child in psutil.Process(process.pid).children():

@@ -11,8 +11,8 @@ import pytest
 import stoker
 
 NAMES = [
-    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader", "LoaderReport", "Budget",
-    "StokerError", "UsageError", "SampleError",
+    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader",
+    "LoaderReport", "Budget", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 
