@@ -30,6 +30,7 @@ def serve() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     print(json.dumps({"ready": {name: PARSERS[name].limit_s for name in PARSERS}}), flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff and others tell every fault there
     for line in sys.stdin:
         name, first, seconds = line.split()
         seed, end = int(first), time.monotonic() + float(seconds)

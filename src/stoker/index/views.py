@@ -41,7 +41,8 @@ def open_arrow(folder: Path, name: str, manifest: Manifest) -> pa.RecordBatchFil
         raise ShardError(f"{path}: {found} bytes, the manifest says {manifest.files[name].size}", _REBUILD)
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    except (pa.ArrowException, OSError) as error:
+        reader.schema.names  # noqa: B018  # decodes them
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ShardError(f"{path}: no Arrow file: {error}", _REBUILD) from error
     return reader
 
