@@ -20,6 +20,7 @@ from stoker.decode import default_for
 from stoker.errors import SampleError
 from stoker.flow import Progress, no_progress
 from stoker.format.names import printable
+from stoker.store import StoreOptions
 from stoker.units import format_bytes
 
 LOOKED_AT = 16
@@ -86,10 +87,15 @@ def inspect(
     *,
     format: str | None = None,  # noqa: A002  # the word of the house
     label: str | None = None,
+    cache: str | Path | None = None,
+    options: StoreOptions | None = None,
     progress: Progress = no_progress,
 ) -> Inspected:
-    """Describe the dataset at *url*. Raises what `stoker.open` raises."""
-    dataset = open_dataset(url, format=format, label=label, progress=progress)
+    """Describe the dataset at *url*; remote shards of rows (HDF5, tables) go through a *cache*.
+
+    Raises what `stoker.open` raises.
+    """
+    dataset = open_dataset(url, format=format, label=label, cache=cache, options=options, progress=progress)
     index = dataset.index
     sizes = np.array([index.shard_object(number).size for number in range(index.manifest.shards)], np.int64)
     fields = tuple(_field(dataset, name, values) for name, values in _looked_at(dataset).items())

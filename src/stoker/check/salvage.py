@@ -20,7 +20,7 @@ from stoker.errors import NotFoundError, ShardError, UsageError
 from stoker.flow import Progress, no_progress
 from stoker.index import Index, default_place
 from stoker.machine import scratch_folder
-from stoker.store import Store, connect
+from stoker.store import Store, StoreOptions, connect
 
 LOST_TOLD_MAX = 1_000
 
@@ -59,6 +59,8 @@ def salvage(
     verified: Verified,
     *,
     format: str | None = None,  # noqa: A002  # the word of the house
+    cache: str | Path | None = None,
+    options: StoreOptions | None = None,
     progress: Progress = no_progress,
 ) -> Salvaged:
     """Write the whole samples of the shards that *verified* calls damaged to *dst*, a new place, in the same format.
@@ -67,12 +69,12 @@ def salvage(
     """
     if verified.format == "files":
         raise UsageError("raw files are not repaired: a damaged one has no whole samples", "replace the files named")
-    target = connect(dst)
+    target = connect(dst, options=options)
     if f"{target.url.rstrip('/')}/".startswith(f"{verified.url.rstrip('/')}/"):
         raise UsageError(f"the target {target.url} lies inside the dataset", "salvage into a folder beside it")
     with tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="stoker-salvage-") as folder:
         try:
-            store, dataset = open_whole(url, Path(folder), format=format, label=None, manifest=None)
+            store, dataset = open_whole(url, Path(folder), format=format, cache=cache, options=options)
         except ShardError:  # not one whole sample in the dataset
             shards = tuple(SalvagedShard(shard, None, 0) for shard in sorted(verified.damaged))
             return Salvaged(target.url, shards, 0, ())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.cache import Cache
 from stoker.dataset import Dataset, SampleReader
 from stoker.dataset.open import split_urls
 from stoker.decode import default_for, quiet_pillow
@@ -32,7 +33,7 @@ from stoker.index import (
 from stoker.index.build import CHECK_FINDINGS_PER_CODE_MAX
 from stoker.index.source import Shard, Source
 from stoker.machine import cpus, scratch_folder
-from stoker.store import Local, Store, check_there, connect
+from stoker.store import Local, Store, StoreOptions, check_there, connect
 
 READ_SAMPLES = 16
 KINDS_MAX = 10_000
@@ -78,22 +79,25 @@ def verify(
     format: str | None = None,  # noqa: A002  # the word of the house
     label: str | None = None,
     manifest: str | Path | None = None,
+    cache: str | Path | None = None,
     workers: int | None = None,
+    options: StoreOptions | None = None,
     progress: Progress = no_progress,
 ) -> Verified:
-    """All that is wrong with the dataset at *url*. *deep* also decodes every field by its default decoder.
+    """All that is wrong with the dataset at *url*. *deep* also decodes every field by its default decoder; for that,
+    remote shards of rows (HDF5, tables) go through a *cache*.
 
     Raises for what makes it no dataset at all (nothing there, two formats, no access); damage is a finding.
     """
     root, shards = split_urls(url)
-    store = connect(root)
+    store = connect(root, options=options)
     check_there(store)
     findings = Findings(CHECK_FINDINGS_PER_CODE_MAX)
-    options = options_of(
+    asked = options_of(
         store, format=format, label=label, manifest=None if manifest is None else str(manifest), damaged="keep"
     )
     infos = objects_named(store, shards, workers=workers)
-    source = _Watched(source_of(store, options, infos=infos, workers=workers, progress=progress), findings)
+    source = _Watched(source_of(store, asked, infos=infos, workers=workers, progress=progress), findings)
     if shards is None:
         for finding in check_published(store, workers=workers, progress=progress):
             source.take(finding.where, finding)
@@ -109,7 +113,7 @@ def verify(
                 if source.samples:
                     raise
             else:
-                dataset = Dataset(store, Index(Path(folder) / "index"))
+                dataset = Dataset(store, Index(Path(folder) / "index"), cache=None if cache is None else Cache(cache))
                 bad = _decode_all(dataset, findings, workers or cpus(), progress)
     else:
         for shard in source.shards():
@@ -241,10 +245,18 @@ def _line(error: Exception) -> str:
     return error.message if isinstance(error, StokerError) else str(error)
 
 
-def open_whole(url: str | Path | Sequence[str], folder: Path, **options: Any) -> tuple[Store, Dataset]:
+def open_whole(
+    url: str | Path | Sequence[str],
+    folder: Path,
+    *,
+    format: str | None,  # noqa: A002  # the word of the house
+    cache: str | Path | None,
+    options: StoreOptions | None,
+) -> tuple[Store, Dataset]:
     """The dataset of the whole samples at *url*, those of damaged shards among them, by an index built in *folder*."""
     root, shards = split_urls(url)
-    store = connect(root)
-    source = source_of(store, options_of(store, damaged="keep", **options), infos=objects_named(store, shards))
+    store = connect(root, options=options)
+    asked = options_of(store, format=format, label=None, manifest=None, damaged="keep")
+    source = source_of(store, asked, infos=objects_named(store, shards))
     build(source, Local(folder), "index", damaged="keep")
-    return store, Dataset(store, Index(folder / "index"))
+    return store, Dataset(store, Index(folder / "index"), cache=None if cache is None else Cache(cache))

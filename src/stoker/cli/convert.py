@@ -26,6 +26,7 @@ def convert(
     source_format: str | None = typer.Option(None, "--from", help="Format of the source; recognised by default."),
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
     workers: int | None = typer.Option(None, min=1, help="Shards written at once."),
+    cache: str | None = typer.Option(None, help="Folder for the cache that remote HDF5 and tables are read through."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Write a dataset in another format; after a kill, run it again. Exit codes: 0 done; 1 bad data; 2 wrong usage,
@@ -33,7 +34,7 @@ def convert(
     with progress("converting") as bar:
         report = run_convert(
             src, dst, format=format, shard_size=shard_size, fields=field or (), rename=rename or (),
-            decode=decode or (), source_format=source_format, label=label, workers=workers, progress=bar,
+            decode=decode or (), source_format=source_format, label=label, cache=cache, workers=workers, progress=bar,
         )  # fmt: skip
     if as_json:
         print_json(report.to_dict())

@@ -18,11 +18,12 @@ def inspect(
     url: str = typer.Argument(help="A dataset in any format: folder, bucket or brace pattern; raw files."),
     format: str | None = typer.Option(None, help="Format of the dataset; recognised by default."),  # noqa: A002
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
+    cache: str | None = typer.Option(None, help="Folder for the cache that remote HDF5 and tables are read through."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Describe a dataset: fields, sizes, labels, order, what is unwise. Exit code: 0 when it could be described."""
     with progress("inspect") as bar:
-        found = run_inspect(url, format=format, label=label, progress=bar)
+        found = run_inspect(url, format=format, label=label, cache=cache, progress=bar)
     if as_json:
         print_json(found.to_dict())
     else:

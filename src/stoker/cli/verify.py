@@ -23,15 +23,16 @@ def verify(
     format: str | None = typer.Option(None, help="Format of the dataset; recognised by default."),  # noqa: A002
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
     workers: int | None = typer.Option(None, min=1, help="Shards looked at, and samples decoded, at once."),
+    cache: str | None = typer.Option(None, help="Folder for the cache that remote HDF5 and tables are read through."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Look for damage. Exit codes: 0 nothing was found; 1 something was, or could not be looked at; 2 wrong usage."""
     with progress("verify") as bar:
-        found = run_verify(url, deep=deep, format=format, label=label, workers=workers, progress=bar)
+        found = run_verify(url, deep=deep, format=format, label=label, cache=cache, workers=workers, progress=bar)
     saved = None
     if repair is not None and found.damaged:
         with progress("repair") as bar:
-            saved = salvage(url, repair, found, format=format, progress=bar)
+            saved = salvage(url, repair, found, format=format, cache=cache, progress=bar)
     if as_json:
         print_json({**found.to_dict(), "repaired": None if saved is None else saved.to_dict()})
     else:

@@ -69,6 +69,7 @@ def convert(
     decode: Sequence[str] = (),
     source_format: str | None = None,
     label: str | None = None,
+    cache: str | Path | None = None,
     workers: int | None = None,
     options: StoreOptions | None = None,
     progress: Progress = no_progress,
@@ -78,11 +79,12 @@ def convert(
     *fields* are taken (none: all), *rename* is "old=new" each, *decode* names fields that become values by their
     extension first (`.npy` an array, `.txt` a text). UsageError before anything is written when the format cannot hold
     a value, or *dst* holds something else. Killed and called again with the same arguments, it does what is missing.
-    *progress* is told samples, those of the survey and those that are written.
+    Remote shards of rows (HDF5, tables) are read through a *cache*. *progress* is told samples,
+    those of the survey and those that are written.
     """
     target_of(format)
     source = Source(
-        open_dataset(src, format=source_format, label=label, options=options),
+        open_dataset(src, format=source_format, label=label, cache=cache, options=options),
         tuple(fields), renames(rename), frozenset(decode),
     )  # fmt: skip
     store = connect(dst, options=options)
