@@ -9,6 +9,7 @@ import pytest
 import stoker
 from stoker.check import inspect, salvage, verify
 from stoker.convert import convert
+from stoker.errors import UsageError
 from stoker.store import StoreOptions, connect
 from stoker.testing.servers import moto_server
 from support_dataset import write_shards
@@ -39,6 +40,8 @@ def test_a_bucket_is_converted_like_a_folder(tmp_path: Path, monkeypatch: pytest
             assert verify(f"s3://raw/{name}", deep=True, cache=tmp_path / "cache", options=options).findings == ()
         convert("s3://raw/table", tmp_path / "back", format="mds", cache=tmp_path / "cache", options=options)
         assert len(stoker.open(tmp_path / "back")) == 12
+        with pytest.raises(UsageError, match="from a file"):
+            verify("s3://raw/table", deep=True, options=options)
         told = inspect("s3://raw/table", cache=tmp_path / "cache", options=options)
         assert {one.name: one.samples for one in told.fields} == {"jpg": 12, "cls": 12, "txt": 12}
         damaged = connect("s3://raw/mds", options=options)

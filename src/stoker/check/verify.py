@@ -20,7 +20,7 @@ from stoker.dataset.open import split_urls
 from stoker.decode import default_for, quiet_pillow
 from stoker.errors import MissingExtraError, SampleError, ShardError, StokerError, UsageError
 from stoker.flow import Progress, no_progress, parallel_map
-from stoker.format import Finding, Findings, SampleEntry, is_image
+from stoker.format import ROW_SHARDS, Finding, Findings, SampleEntry, is_image
 from stoker.index import (
     Index,
     build,
@@ -33,7 +33,7 @@ from stoker.index import (
 from stoker.index.build import CHECK_FINDINGS_PER_CODE_MAX
 from stoker.index.source import Shard, Source
 from stoker.machine import cpus, scratch_folder
-from stoker.store import Local, Store, StoreOptions, check_there, connect
+from stoker.store import HasPaths, Local, Store, StoreOptions, check_there, connect, innermost
 
 READ_SAMPLES = 16
 KINDS_MAX = 10_000
@@ -105,6 +105,10 @@ def verify(
         findings.take(finding)
     bad: frozenset[tuple[str, str]] = frozenset()
     if deep:
+        if source.format in ROW_SHARDS and cache is None and not isinstance(innermost(store), HasPaths):
+            raise UsageError(
+                f"{store.url}: {source.format} is read by a library, from a file", "name a folder: --cache FOLDER"
+            )
         quiet_pillow()
         with tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="stoker-verify-") as folder:
             try:
