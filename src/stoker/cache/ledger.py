@@ -11,6 +11,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,26 @@ class Totals:
     misses: int = 0
 
 
+_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_held: list[Ledger] = []
+
+
+def _before_fork() -> None:
+    """Let what goes on in SQLite end first: a child forked meanwhile would wait for its library's locks for ever."""
+    for ledger in list(_ledgers):
+        ledger._lock.acquire()
+        _held.append(ledger)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
 class Ledger:
     """One connection, shared by the threads of a process."""
 
@@ -52,6 +73,7 @@ class Ledger:
         """Open the ledger, made if missing. *immutable*: for a read-only mount, where WAL cannot be opened."""
         self._clock = clock
         self._lock = threading.Lock()
+        _ledgers.add(self)
         suffix = "?immutable=1" if immutable else ""
         self._db = sqlite3.connect(
             f"file:{quote(os.fsencode(path))}{suffix}",
