@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 from PIL import Image
 
 SRC = Path(__file__).resolve().parent.parent / "src"
@@ -42,3 +43,15 @@ def write_shards(
 def own_index_folder(home: Path) -> dict[str, str]:
     """Environment for a subprocess that must not share the built indexes of other tests."""
     return {**os.environ, "XDG_CACHE_HOME": str(home)}
+
+
+def feeders(pid: int | None = None) -> list[psutil.Process]:
+    """The living feeders among a process's children (default: this one's); zombies of others are passed over."""
+    found = []
+    for child in psutil.Process(pid).children():
+        try:
+            if "stoker.loader.feeder" in child.cmdline():
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found

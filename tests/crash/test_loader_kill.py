@@ -18,7 +18,7 @@ import pytest
 import stoker
 from stoker.cli.servers import Server, moto_server
 from stoker.store import StoreOptions, connect
-from support_dataset import write_shards
+from support_dataset import feeders, write_shards
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support_train.py"
 POINTS = int(os.environ.get("STOKER_CRASH_POINTS", "5"))
@@ -67,9 +67,8 @@ def feeder_of(process: subprocess.Popen[str]) -> psutil.Process:
     """The feeder, which runs already; psutil may overlook a child, as the boot time it computes with jitters."""
     until = time.monotonic() + 20
     while True:
-        for child in psutil.Process(process.pid).children():
-            if "stoker.loader.feeder" in child.cmdline():
-                return child
+        for child in feeders(process.pid):
+            return child
         assert time.monotonic() < until, "no feeder"
         time.sleep(0.05)
 

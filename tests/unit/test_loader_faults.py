@@ -12,13 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import stoker
 from stoker.errors import FeederError, SampleError, UsageError
 from stoker.loader import process
-from support_dataset import jpeg, write_shards
+from support_dataset import feeders, jpeg, write_shards
 from support_transforms import bad_at_7, crashes_at_7, doubles, draws, fails_at_7, grows, negate, stops_itself_at_7
 
 SAMPLES = 40
@@ -150,7 +149,7 @@ def test_a_killed_feeder_is_an_error_at_once(dataset: stoker.Dataset) -> None:
     """kill -9 of the feeder, between two batches."""
     loader = stoker.Loader(dataset, 5, fields={"cls": int})
     next(iter(loader))
-    feeder = next(p for p in psutil.Process().children() if "stoker.loader.feeder" in p.cmdline())
+    (feeder,) = feeders()
     feeder.send_signal(signal.SIGKILL)
     with pytest.raises(FeederError, match="killed by SIGKILL"):  # what was delivered before may still be drawn
         for _ in range(3):
@@ -244,7 +243,7 @@ def test_eight_loaders_in_one_process(dataset: stoker.Dataset) -> None:
         loader.close()
     del loader, loaders
     gc.collect()
-    assert not [p for p in psutil.Process().children() if "stoker.loader.feeder" in " ".join(p.cmdline())]
+    assert not feeders()
 
 
 def test_a_loader_in_a_forked_child_says_so(dataset: stoker.Dataset) -> None:
