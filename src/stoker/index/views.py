@@ -79,7 +79,8 @@ class Texts:
 
     def __init__(self, values: pa.Array) -> None:
         _, offsets, data = values.buffers()
-        self._offsets = memoryview(offsets).cast("B").cast("i") if offsets and len(values) else memoryview(b"")
+        size = 4 * (len(values) + 1)  # a damaged file may have some bytes more
+        self._offsets = memoryview(offsets).cast("B")[:size].cast("i") if offsets and len(values) else memoryview(b"")
         self._data = memoryview(data) if data else memoryview(b"")
 
     def __getitem__(self, row: int) -> bytes:
