@@ -9,11 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from stoker.cli.servers import Server
 from stoker.index.entry import ObjectRef
 from stoker.store import ByteRange, ObjectInfo, Store, StoreOptions, connect, digest_of
 from stoker.store.transient import transient
 from stoker.store.wrap import Around, Call, Result
-from stoker.testing.servers import Server
 
 _numbers = itertools.count()
 

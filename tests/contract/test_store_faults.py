@@ -15,6 +15,7 @@ import boto3
 import psutil
 import pytest
 
+from stoker.cli.servers import Server, juicefs_gateway, moto_server
 from stoker.errors import AccessError, NotFoundError, StokerError, StoreError, UnsupportedError
 from stoker.events import Events
 from stoker.flow import parallel_map
@@ -23,7 +24,6 @@ from stoker.store import objects as objects_module
 from stoker.store.transient import TransientError
 from stoker.store.wrap import Wrapper
 from stoker.testing.fault_proxy import FaultPlan, FaultProxy
-from stoker.testing.servers import Server, juicefs_gateway, moto_server
 from support_store import fresh_prefix, options_for, random_bytes
 
 

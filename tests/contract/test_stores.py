@@ -9,8 +9,8 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
+from stoker.cli.servers import Server, juicefs_gateway, moto_server
 from stoker.store import Local, Memory, Store, connect, innermost
-from stoker.testing.servers import Server, juicefs_gateway, moto_server
 from stoker.testing.store_suite import StoreSuite
 from support_store import fresh_prefix, options_for
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.servers import Server, juicefs_gateway
 from stoker.store import Store, StoreOptions, connect
-from stoker.testing.servers import Server, juicefs_gateway
 from support_pack import make_photos, tree
 
 POINTS = int(os.environ.get("STOKER_CRASH_POINTS", "5"))

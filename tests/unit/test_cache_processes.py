@@ -12,10 +12,10 @@ from urllib.parse import quote
 import pytest
 
 from stoker.cache import Cache
+from stoker.cli.servers import Server, moto_server
 from stoker.flow import parallel_map
 from stoker.store import connect
 from stoker.testing.fault_proxy import FaultPlan, FaultProxy
-from stoker.testing.servers import Server, moto_server
 from support_store import fresh_prefix, options_for, random_bytes, refs_of, until
 
 _READER = """

@@ -8,10 +8,10 @@ import pytest
 
 import stoker
 from stoker.check import inspect, salvage, verify
+from stoker.cli.servers import moto_server
 from stoker.convert import convert
 from stoker.errors import UsageError
 from stoker.store import StoreOptions, connect
-from stoker.testing.servers import moto_server
 from support_dataset import write_shards
 from support_pack import tree
 

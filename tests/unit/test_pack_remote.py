@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.servers import moto_server
 from stoker.errors import NotFoundError, StoreError
 from stoker.pack import pack
 from stoker.pack.cut import shuffled
 from stoker.store import Store, StoreOptions, connect
-from stoker.testing.servers import moto_server
 from support_pack import make_photos, tar_of, tree
 
 
