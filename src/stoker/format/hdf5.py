@@ -121,6 +121,7 @@ class Hdf5File:
                 counts.append(np.full(run.rows, int(np.prod(dataset.shape[1:])), np.int64))
             else:
                 pieces = (self._values(run.fields[name], np.arange(*piece)) for piece in _pieces(run.rows))
+                # a value is typed as object; in a ragged field it is an array, which has a length
                 counts.append(np.array([len(value) for piece in pieces for value in piece], np.int64))  # type: ignore[arg-type]
         return np.concatenate(counts) if counts else np.zeros(0, np.int64)
 

@@ -118,6 +118,7 @@ def _checked(read: Manifest) -> Manifest:
     texts = (read.format, read.plan, *read.codecs, *(read.classes or ()), *read.columns.values())
     if not all(isinstance(text, str) for text in texts) or not isinstance(read.extra, dict):
         raise ValueError("a text that is none")
+    # what JSON gave is untyped: a record that is none raises TypeError, which the caller tells
     files = {name: FileRecord(**dict(record)) for name, record in read.files.items()}  # type: ignore[call-overload]
     if not {INDEX_FILE, SHARDS_FILE} <= set(files) <= {INDEX_FILE, SHARDS_FILE, OBJECTS_FILE}:
         raise ValueError(f"unexpected files {sorted(files)}")

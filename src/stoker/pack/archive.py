@@ -178,6 +178,7 @@ def _zip_read(where: str, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, read
         piece_bytes = _PIECE_BYTES.get(entry.compress_type, _PIECE_BYTES_BZIP2)
         try:
             with archive.open(entry) as member:  # by pieces: read whole, a member may expand beyond what it promises
+                # the stub lacks the attribute that bounds how much is read ahead
                 member.MIN_READ_SIZE = min(piece_bytes, zipfile.ZipExtFile.MIN_READ_SIZE)  # type: ignore[attr-defined]
                 data = b"".join(iter(partial(member.read, piece_bytes), b""))
         except _DAMAGE as error:
