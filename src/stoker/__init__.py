@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stoker import image
     from stoker.cache import Cache
     from stoker.dataset import Dataset, open, tokens  # noqa: A004  # the public name is `stoker.open`
-    from stoker.decode import json, npy
+    from stoker.decode import json, npy, pt
     from stoker.errors import SampleError, StokerError, UsageError
     from stoker.loader import Budget, Loader, LoaderReport
     from stoker.order import Window
@@ -27,6 +27,7 @@ _HOMES = {
     "image": "stoker.image",
     "json": "stoker.decode",
     "npy": "stoker.decode",
+    "pt": "stoker.decode",
     "Window": "stoker.order",
     "Loader": "stoker.loader",
     "LoaderReport": "stoker.loader",
@@ -37,7 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader",
+    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
     "LoaderReport", "Budget", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import stoker
 
 NAMES = [
-    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "Window", "Loader",
+    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
     "LoaderReport", "Budget", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 

@@ -26,7 +26,9 @@ def pack(
     dst: str = typer.Argument(
         help="Folder or bucket prefix for the shards: new, or of an earlier run of the same job."
     ),
-    format: str = typer.Option("webdataset", help="Format of the shards."),  # noqa: A002
+    format: str | None = typer.Option(  # noqa: A002
+        None, help="Format of the shards: webdataset, or with --predecode arrays."
+    ),
     shard_size: str | None = typer.Option(None, help="Bytes of a shard, as 256MB (the default) or 1GiB."),
     shards: int | None = typer.Option(None, min=1, help="Number of shards, instead of their size."),
     label: str | None = typer.Option(None, help="Where labels come from: parent, prefix:_, regex:…, none."),
@@ -37,6 +39,9 @@ def pack(
         None, min=1, help="Shrink pictures until the shorter side has that many pixels."
     ),
     transcode: str | None = typer.Option(None, help="Encode pictures anew: jpeg:90, webp:80 or png."),
+    predecode: int | None = typer.Option(
+        None, min=1, help="Decode pictures once: keep a square of so many pixels a side, which no loader decodes."
+    ),
     transform: str | None = typer.Option(
         None, help="module:function that takes a sample and gives none, one or several."
     ),
@@ -59,8 +64,8 @@ def pack(
         report = run_pack(
             src, dst, format=format, shard_size=shard_size, shards=shards, label=label, manifest=manifest,
             include=include or (), exclude=exclude or (), resize_short=resize_short, transcode=transcode,
-            transform=transform, seed=seed, workers=workers, on_bad=cast(Literal["fail", "skip"], on_bad),
-            compress=compress, scratch=scratch, progress=bar,
+            predecode=predecode, transform=transform, seed=seed, workers=workers,
+            on_bad=cast(Literal["fail", "skip"], on_bad), compress=compress, scratch=scratch, progress=bar,
         )  # fmt: skip
     if as_json:
         print_json(report.to_dict())

@@ -1,4 +1,7 @@
-"""Fields that are NumPy arrays (`.npy`). The header is checked against the bytes before anything is allocated."""
+"""Fields that are arrays of any file format: what all of them have in common, and NumPy's own (`.npy`).
+
+The header is checked against the bytes before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import ast
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,15 +21,17 @@ NPY_FAILURES = (ValueError, TypeError, SyntaxError, LookupError, RecursionError,
 
 
 @dataclass(frozen=True)
-class Npy:
-    """An array as `numpy.save` writes it. With *shape* and *dtype* every sample must have them and goes to its slot."""
+class ArrayField:
+    """An array. With *shape* and *dtype* every sample must have them and goes to its slot."""
 
     shape: tuple[int, ...] | None = None
     dtype: np.dtype[Any] | None = None
+    kind: ClassVar[str]
+    """The field's usual extension, for messages."""
 
     def __post_init__(self) -> None:
         if (self.shape is None) != (self.dtype is None):
-            raise UsageError(f"npy takes both shape and dtype or none, found {self.shape!r} and {self.dtype!r}")
+            raise UsageError(f"{self.kind} takes both shape and dtype or none, found {self.shape!r} and {self.dtype!r}")
         if self.dtype is not None:
             object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
@@ -36,14 +41,23 @@ class Npy:
         """The array. Pickled objects are refused."""
         array = self._view(raw)
         if self.shape is not None and (array.shape != self.shape or array.dtype != self.dtype):
-            raise SampleError(f"npy: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}")
+            raise SampleError(f"{self.kind}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}")
         if out is None:
             return array.copy()
         np.copyto(out, array)
         return None
 
     def _view(self, raw: bytes | memoryview) -> np.ndarray[Any, Any]:
-        """The array over *raw* itself."""
+        """The array over *raw* itself. SampleError when the bytes are none."""
+        raise NotImplementedError
+
+
+class Npy(ArrayField):
+    """An array as `numpy.save` writes it."""
+
+    kind = "npy"
+
+    def _view(self, raw: bytes | memoryview) -> np.ndarray[Any, Any]:
         try:
             shape, fortran, dtype, start = npy_header(raw)
         except NPY_FAILURES as error:

@@ -41,6 +41,14 @@ def resolve(spec: object) -> Decoder:
     raise UsageError(f"a field is decoded by int, float, str, bytes, a decoder or a function, found {spec!r}")
 
 
+_OF_PICTURES = Image | Resize | CenterCrop | RandomResizedCrop
+
+
+def takes_pixels(decoder: Decoder) -> bool:
+    """Whether the decoder goes on from pixels too, where a format keeps these: a value that is no bytes any more."""
+    return isinstance(decoder, _OF_PICTURES)
+
+
 def prepare(decoders: Iterable[Decoder]) -> None:
     """Do now what the first sample would wait for: where pictures are resized, the import of torch (1 to 2 s)."""
     if any(isinstance(decoder, Resize | CenterCrop | RandomResizedCrop) for decoder in decoders):

@@ -1,4 +1,7 @@
-"""The image decoders: what part of the picture is taken, what size it gets. Output: RGB uint8 [height, width, 3]."""
+"""The image decoders: what part of the picture is taken, what size it gets. Output: RGB uint8 [height, width, 3].
+
+They take encoded files, and pixels that a format keeps decoded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.decode.augment import Box, Draws, central_box, random_box, short_side
-from stoker.decode.pixels import PIXELS_MAX, Pixels, cut
+from stoker.decode.pixels import PIXELS_MAX, Picture, Pixels, cut, rgb_of
 from stoker.decode.resize import resize
 from stoker.errors import UsageError
 
@@ -44,8 +47,10 @@ class Image:
     shape: tuple[int, ...] | None = field(default=None, init=False)
     dtype: np.dtype[Any] | None = field(default=UINT8, init=False)
 
-    def decode(self, raw: bytes | memoryview, out: Pixels | None, draw: int) -> Pixels:
-        """RGB uint8 [height, width, 3], always a new array."""
+    def decode(self, raw: Picture, out: Pixels | None, draw: int) -> Pixels:
+        """RGB uint8 [height, width, 3]: a new array, unless *raw* is one that needs no change."""
+        if isinstance(raw, np.ndarray):
+            return rgb_of(raw)
         pixels = cut(raw, lambda height, width: (Box(0, 0, height, width), None), pixels_max=self.pixels_max)[0]
         return pixels.copy()
 
@@ -65,7 +70,7 @@ class Resize:
         pair = _pair(self.size)
         object.__setattr__(self, "shape", None if isinstance(self.size, int) else (*pair, 3))
 
-    def decode(self, raw: bytes | memoryview, out: Pixels | None, draw: int) -> Pixels | None:
+    def decode(self, raw: Picture, out: Pixels | None, draw: int) -> Pixels | None:
         """RGB uint8 [height, width, 3]."""
 
         def choose(height: int, width: int) -> tuple[Box, Size]:
@@ -96,7 +101,7 @@ class CenterCrop:
         if self.resize is not None and self.resize < min(pair):
             raise UsageError(f"resize must be at least the shorter side of {pair}, found {self.resize}")
 
-    def decode(self, raw: bytes | memoryview, out: Pixels | None, draw: int) -> Pixels | None:
+    def decode(self, raw: Picture, out: Pixels | None, draw: int) -> Pixels | None:
         """RGB uint8 [size, size, 3]."""
         target = _pair(self.size)
 
@@ -128,7 +133,7 @@ class RandomResizedCrop:
             if not 0 < low <= high:
                 raise UsageError(f"{name} runs from a positive number to one not smaller, found {(low, high)}")
 
-    def decode(self, raw: bytes | memoryview, out: Pixels | None, draw: int) -> Pixels | None:
+    def decode(self, raw: Picture, out: Pixels | None, draw: int) -> Pixels | None:
         """RGB uint8 [size, size, 3]."""
         draws, target = Draws(draw), _pair(self.size)
         part, flip = draws.next(), self.flip and bool(draws.below(2))

@@ -1,7 +1,8 @@
 """Bytes of an image → RGB pixels of the part that is wanted, upright. All that can be wrong with them is a SampleError.
 
 JPEGs go through simplejpeg (libjpeg-turbo, strict, without the GIL) into a buffer that each thread keeps; what it
-refuses, and every other format, goes to Pillow, whose verdict counts. Alpha is dropped, not composited; 16 bits become
+refuses, and every other format, goes to Pillow, whose verdict counts. Pixels that a format keeps as an array (arrays,
+HDF5, MDS `pil`) are cut like those of a file. Alpha is dropped, not composited; 16 bits become
 8 by `value >> 8`; of an animation the first frame is taken.
 """
 
@@ -15,6 +16,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,8 @@ from stoker.decode.header import PNG_MAGIC, Header, check_png_sums, exif_orienta
 from stoker.errors import SampleError, reason_of
 
 Pixels = npt.NDArray[np.uint8]
+Picture = bytes | memoryview | npt.NDArray[Any]
+"""An encoded image, or its pixels: uint8 or uint16 [height, width] or [height, width, 1, 3 or 4 channels]."""
 Choice = Callable[[int, int], tuple[Box, tuple[int, int] | None]]
 """(height, width) of the upright image → the box wanted of it, and the target that it will be resized to, if any."""
 
@@ -51,13 +55,16 @@ def quiet_pillow() -> None:
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
-def cut(
-    raw: bytes | memoryview, choose: Choice, *, pixels_max: int = PIXELS_MAX
-) -> tuple[Pixels, tuple[int, int] | None]:
+def cut(raw: Picture, choose: Choice, *, pixels_max: int = PIXELS_MAX) -> tuple[Pixels, tuple[int, int] | None]:
     """The chosen part of an image, RGB uint8 [height, width, 3], upright, and the target that *choose* named.
 
     The array may lie in this thread's scratch buffer: use it before the next call, or copy it.
     """
+    if isinstance(raw, np.ndarray):
+        pixels = rgb_of(raw)
+        _check_size(pixels.shape[0], pixels.shape[1], pixels_max)
+        box, _, target = _place(Header(pixels.shape[0], pixels.shape[1], 1), choose)
+        return _upright(pixels, box, 1, 1), target
     header = read_header(raw)
     if header is not None:
         _check_size(header.height, header.width, pixels_max)
@@ -69,6 +76,21 @@ def cut(
     whole, orientation = _pillow(raw, pixels_max)
     box, _, target = _place(Header(whole.shape[0], whole.shape[1], orientation), choose)
     return _upright(whole, box, 1, orientation), target
+
+
+def rgb_of(pixels: npt.NDArray[Any]) -> Pixels:
+    """Pixels of any usual kind as RGB uint8 [height, width, 3]; themselves where they are that already."""
+    if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3:
+        return pixels
+    whole = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.dtype not in (np.uint8, np.uint16) or whole.ndim != 3 or whole.shape[2] not in (1, 3, 4):
+        raise SampleError(
+            f"image: expected pixels uint8 [height, width, 3], found {pixels.dtype} {pixels.shape}",
+            "turn it with dataset.map, as pixels.transpose(1, 2, 0) where the channels come first",
+        )
+    if whole.dtype == np.uint16:
+        whole = (whole >> 8).astype(np.uint8)
+    return np.repeat(whole, 3, axis=2) if whole.shape[2] == 1 else whole[..., :3]
 
 
 def _check_size(height: int, width: int, pixels_max: int) -> None:

@@ -194,6 +194,15 @@ def _parsed(codec: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return np.dtype(dtype), tuple(int(side) for side in shape.split(",") if side)
 
 
+def fixed_shape(codec: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Shape and dtype of the values that a field's *codec* stands for, where it says them and memory has them so."""
+    kind, _, rest = codec.partition(":")
+    if kind != "np":
+        return None
+    dtype, shape = _parsed(rest)
+    return (shape, dtype) if dtype.isnative else None
+
+
 def decode_np(codec: str, data: bytes | memoryview) -> object:
     """The array over *data* itself, or the number, that "dtype:side,side" says. SampleError when the length differs."""
     dtype, shape = _parsed(codec)
@@ -218,7 +227,7 @@ class ArraysWriter:
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
         arrays = {name: _storable(name, value) for name, value in values.items()}
-        found = [_checked(name, array) for name, array in arrays.items()]
+        found = columns_of(arrays)
         if self._columns is not None and found != self._columns:
             raise UsageError(
                 f"arrays: sample {key!r} is {_said(found)}, the samples before it are {_said(self._columns)}",
@@ -254,6 +263,11 @@ class ArraysWriter:
     def _write(self, data: bytes) -> None:
         self._offset += len(data)
         self._out.write(data)
+
+
+def columns_of(values: Mapping[str, object]) -> list[Column]:
+    """The columns of a shard whose samples are like this one. UsageError names the field that cannot be one."""
+    return [_checked(name, _storable(name, value)) for name, value in values.items()]
 
 
 def _storable(name: str, value: object) -> np.ndarray[Any, Any]:

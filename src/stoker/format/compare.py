@@ -50,8 +50,8 @@ COMPARISON = (
         "tokens, captions, Hugging Face sets",
     ),
     Compared(
-        "arrays", "`.arrays.bin`", "byte ranges from the index, nothing to decode", "yes", "none", "convert",
-        "when decoding is the bottleneck",
+        "arrays", "`.arrays.bin`", "byte ranges from the index, nothing to decode", "yes", "none",
+        "pack --predecode, convert", "when decoding is the bottleneck",
     ),
     Compared("files", "raw files", "one object a file", "yes", "per file", "-", "small sets, first looks"),
 )  # fmt: skip

@@ -8,8 +8,8 @@ is the same byte for byte.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from stoker.index import IndexWriter, Manifest
 from stoker.index.build import plain_findings
 from stoker.machine import cpus, memory_bytes_free
 from stoker.pack.archive import is_archive
-from stoker.pack.cut import cut_by_count, cut_by_size, shuffled, tar_bytes
+from stoker.pack.cut import cut_by_count, cut_by_size, shuffled
 from stoker.pack.journal import Journal, Part
-from stoker.pack.options import SUFFIXES, OnBad, Options
+from stoker.pack.options import OnBad, Options
+from stoker.pack.output import Output, Values, promised_fields
 from stoker.pack.shard import Recipe, build_shard
 from stoker.pack.source import Selection, Source, Wanted, open_source
 from stoker.pack.transform import Encoding, Recode, Transform, load_transform
@@ -61,7 +62,7 @@ def pack(
     src: str | Path,
     dst: str | Path,
     *,
-    format: str = "webdataset",  # noqa: A002  # the word of the house
+    format: str | None = None,  # noqa: A002  # the word of the house
     shard_size: str | int | None = None,
     shards: int | None = None,
     label: str | None = None,
@@ -70,6 +71,7 @@ def pack(
     exclude: Sequence[str] = (),
     resize_short: int | None = None,
     transcode: str | None = None,
+    predecode: int | None = None,
     transform: str | Transform | None = None,
     seed: int = 0,
     workers: int | None = None,
@@ -83,7 +85,8 @@ def pack(
 
     Killed at any moment and called again with the same arguments, it does what is missing and ends with the same bytes.
     Bad samples stop it (`on_bad="fail"`: SampleError or StoreError) or are left out and listed in the report ("skip");
-    those on which *transform* fails are bad too.
+    those on which *transform* fails are bad too. *predecode* stores of every picture a square of so many pixels a side,
+    decoded (`image`, uint8 [side, side, 3]), in format "arrays"; the default format is "webdataset" otherwise.
     UsageError when *dst* holds something else, or a pack with other options. *shard_size* defaults to 256 MB; *scratch*
     is a folder for shards on their way to a remote store and for expanded archives (default: the system's); *progress*
     is told samples, not shards.
@@ -92,16 +95,20 @@ def pack(
     if shards is None and shard_size is None:
         shard_size = SHARD_BYTES
     asked = Options(
-        format, None if shard_size is None else parse_bytes(shard_size), shards,
+        format or ("webdataset" if predecode is None else "arrays"),
+        None if shard_size is None else parse_bytes(shard_size), shards,
         Selection(label, None if manifest is None else str(manifest), tuple(include), tuple(exclude)),
-        Recode(resize_short, None if transcode is None else Encoding.parse(transcode)), name, seed, on_bad, compress,
+        Recode(resize_short, None if transcode is None else Encoding.parse(transcode), predecode), name, seed, on_bad,
+        compress,
     )  # fmt: skip
     target = connect(dst, options=options)
     _check_apart(str(src), target)
     folder = None if scratch is None else Path(scratch)
     with open_source(str(src), asked.selection, options=options, scratch=folder) as source:
         described = asked.describe(source.identity)
-        layout = _lay_out(asked, source)
+        output = Output.of(asked)
+        layout = _lay_out(asked, source, output)
+        names = promised_fields(one.entry for one in source.samples) if predecode and function is None else None
         journal = Journal(target, described)
         _sweep(target)
         finished = journal.open()
@@ -111,10 +118,12 @@ def pack(
         threads = workers or _threads(source, target)
         at_once = _shards_at_once(threads, layout, target)
         recipe = Recipe(
-            source, source.columns, asked.recode, name, function, on_bad == "skip", compress,
+            source, source.columns, asked.recode, name, function, on_bad == "skip", output,
             max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
             _Counter(len(source.samples), progress).add,
         )  # fmt: skip
+        if predecode:
+            recipe = replace(recipe, output=output.learned(_first_values(recipe, layout), names))
         run = _Run(layout, recipe, journal, target, at_once)
         return _report(target, run.finish(described), shards_made=len(run.made))
 
@@ -195,16 +204,24 @@ class _Layout:
         return self.wanted[self.bounds[number] : self.bounds[number + 1]]
 
 
-def _lay_out(asked: Options, source: Source) -> _Layout:
+def _first_values(recipe: Recipe, layout: _Layout) -> Iterator[Values]:
+    """The fields of the samples in order, made one by one as they are asked for."""
+    for wanted in layout.wanted:
+        made = recipe.make(wanted)
+        if not isinstance(made, Finding):
+            yield from (one.fields for one in made)
+
+
+def _lay_out(asked: Options, source: Source, output: Output) -> _Layout:
     order = shuffled([wanted.entry.key for wanted in source.samples], asked.seed)
     samples = [source.samples[number] for number in order]
-    sizes = [tar_bytes(place.length for place in wanted.entry.fields) for wanted in samples]
+    sizes = [output.size(wanted.entry) for wanted in samples]
     if asked.shards is not None:
         bounds = cut_by_count(sizes, shards=asked.shards)
     else:
         bounds = cut_by_size(sizes, shard_bytes=asked.shard_bytes or SHARD_BYTES)
     largest = max(sum(sizes[start:stop]) for start, stop in pairwise(bounds))
-    return _Layout(samples, bounds, SUFFIXES[asked.compression], largest)
+    return _Layout(samples, bounds, output.suffix, largest)
 
 
 @dataclass(frozen=True)
@@ -226,8 +243,10 @@ class _Run:
         for finding in self.recipe.source.findings:
             findings.take(finding)
         skipped = samples = 0
-        columns, scratch = self.recipe.columns, self.recipe.scratch
-        with IndexWriter(self.target, format="webdataset", columns=columns, scratch=scratch) as index:
+        recipe, output = self.recipe, self.recipe.output
+        with IndexWriter(
+            self.target, format=output.format, columns=recipe.columns, parts=output.parts, scratch=recipe.scratch
+        ) as index:
             for part in parallel_map(self._part, range(self.layout.shards), workers=self.at_once):
                 skipped += len(part.findings)
                 for finding in part.findings:

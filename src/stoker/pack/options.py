@@ -10,6 +10,8 @@ from stoker.pack.source import Selection
 from stoker.pack.transform import Recode
 
 OnBad = Literal["fail", "skip"]
+PREDECODE_MAX = 4_096
+"""Side of a stored square: 48 MiB a picture."""
 SUFFIXES = {"": ".tar", "gzip": ".tar.gz", "zstd": ".tar.zst"}
 
 
@@ -30,7 +32,23 @@ class Options:
 
     def __post_init__(self) -> None:
         checks = (
-            (self.format == "webdataset", f"cannot write format {self.format!r}, webdataset can be written"),
+            (
+                self.format in ("webdataset", "arrays"),
+                f"cannot write format {self.format!r}, webdataset can be written, and arrays with --predecode",
+            ),
+            (
+                (self.recode.predecode is None) == (self.format != "arrays"),
+                "pixels decoded for good (predecode) and the format arrays belong together",
+            ),
+            (
+                self.recode.predecode is None or 0 < self.recode.predecode <= PREDECODE_MAX,
+                f"predecode is a side of 1 to {PREDECODE_MAX} pixels, found {self.recode.predecode}",
+            ),
+            (
+                self.recode.predecode is None or (self.recode.resize_short, self.recode.transcode) == (None, None),
+                "predecode makes squares of pixels: there is nothing left to do for resize_short and transcode",
+            ),
+            (not self.compression or self.format != "arrays", "arrays lie in their shards as they are: no compression"),
             (
                 (self.shards is None) != (self.shard_bytes is None),
                 "give the size of a shard or the number of shards, not both",
@@ -53,6 +71,8 @@ class Options:
         """Plain values that name the job: equal exactly when the output is."""
         plain = asdict(self)
         plain |= plain.pop("selection") | plain.pop("recode")
+        if plain["predecode"] is None:
+            del plain["predecode"]  # packs of before there was such a thing are found finished
         return plain | {
             "include": list(self.selection.include),
             "exclude": list(self.selection.exclude),

@@ -1,4 +1,4 @@
-"""Building one shard: read its samples, transform them, write the tar, make it appear whole, say what it holds."""
+"""Building one shard: read its samples, transform them, write it, make it appear whole, say what it holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from stoker.decode.pixels import size_of
 from stoker.errors import ChangedError, NotFoundError, SampleError, StoreError
 from stoker.flow import parallel_map
-from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, WebDatasetWriter, is_image
+from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, is_image
 from stoker.format.limits import FILE_BYTES_MAX
 from stoker.format.names import printable
 from stoker.format.tar import BLOCK, RECORD
@@ -22,13 +22,14 @@ from stoker.index import ObjectRef
 from stoker.machine import scratch_folder
 from stoker.pack.cut import unique_key
 from stoker.pack.journal import Part
+from stoker.pack.output import Output, Values, stored_size
 from stoker.pack.source import Source, Wanted
 from stoker.pack.transform import (
+    IMAGE,
     Recode,
     Sample,
     Transform,
     TransformError,
-    encode_fields,
     run_transform,
     stored_sample,
     stored_value,
@@ -45,7 +46,7 @@ class Made:
     """A sample ready to be written."""
 
     key: str
-    fields: Mapping[str, bytes]
+    fields: Values
     columns: Mapping[str, ColumnValue]
 
 
@@ -59,7 +60,7 @@ class Recipe:
     transform_name: str
     transform: Transform | None
     skip_bad: bool
-    compression: str
+    output: Output
     readers: int
     """Samples of a shard that are read at once."""
     scratch: Path | None
@@ -88,10 +89,11 @@ class Recipe:
         if isinstance(cls, int):
             given.setdefault("cls", cls)
         if self.transform is None:
-            return [self._made(wanted, wanted.key, encode_fields(given), given.get("cls"))]
+            return [self._made(wanted, wanted.key, self.output.encode(given), given.get("cls"))]
         name, own = self.transform_name, wanted.entry.key
         several = run_transform(name, self.transform, dict(given))
-        stored = [stored_sample(name, wanted.key, sample, given=own) for sample in several]
+        encode = self.output.encode
+        stored = [stored_sample(name, wanted.key, sample, given=own, encode=encode) for sample in several]
         return [self._made(wanted, key, fields, given.get("cls")) for key, fields in stored]
 
     def _read(self, entry: SampleEntry) -> dict[str, bytes]:
@@ -108,7 +110,7 @@ class Recipe:
             fields[_field(place.name)] = data
         return fields
 
-    def _made(self, wanted: Wanted, key: str, fields: Mapping[str, bytes], given: int | bytes | None) -> Made:
+    def _made(self, wanted: Wanted, key: str, fields: Values, given: int | bytes | None) -> Made:
         """The sample with its columns. *given*: the class before any transform: a number by rule, or a file's bytes."""
         columns = dict(wanted.entry.columns)
         columns.setdefault("source", _source_of(wanted.entry))
@@ -117,6 +119,9 @@ class Recipe:
             height, width = size_of(fields[picture])
             columns.setdefault("width", width)
             columns.setdefault("height", height)
+        elif IMAGE in fields and getattr(fields[IMAGE], "ndim", 0) == 3:
+            columns.setdefault("width", fields[IMAGE].shape[1])
+            columns.setdefault("height", fields[IMAGE].shape[0])
         # One truth: of a field that is stored, the index's column says what is stored or nothing.
         columns |= {name: stored_value(fields[name], kind) for name, kind in self.columns.items() if name in fields}
         if given is not None and "cls" not in fields:
@@ -200,7 +205,7 @@ def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, 
     """The shard's bytes into *file*, and what they are."""
     tee = _Tee(file, where)
     out = io.BufferedWriter(tee, WRITE_BYTES)
-    writer = WebDatasetWriter(cast(BinaryIO, out), compression=recipe.compression)
+    writer = recipe.output.writer(cast(BinaryIO, out))
     entries: list[SampleEntry] = []
     findings: list[Finding] = []
     taken: set[str] = set()
@@ -215,13 +220,14 @@ def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, 
         for one in several:
             unique = unique_key(one.key, taken)
             entries.append(SampleEntry(unique, writer.add(unique, one.fields), one.columns))
-        recipe.on_sample(sum(len(data) for one in several for data in one.fields.values()))
+        recipe.on_sample(sum(stored_size(one.fields) for one in several))
     if not entries:
         return Part(None, (), tuple(findings))
     size = writer.close()
     out.flush()
-    expanded = _expanded_size(entries) if recipe.compression else size
-    ref = ObjectRef(key, size, None, tee.digest.hexdigest(), recipe.compression, expanded)
+    compression = recipe.output.compression
+    expanded = _expanded_size(entries) if compression else size
+    ref = ObjectRef(key, size, None, tee.digest.hexdigest(), compression, expanded)
     return Part(ref, tuple(entries), tuple(findings))
 
 

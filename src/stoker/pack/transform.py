@@ -1,4 +1,5 @@
-"""What happens to a sample on its way into a shard: pictures made smaller or encoded anew, then the user's function.
+"""What happens to a sample on its way into a shard: pictures made smaller, encoded anew or decoded for good, then the
+user's function.
 
 The user's function takes one sample, a dict of field → value with `__key__`, and gives none (None), one (a dict), or
 several (a list, or it is a generator). Fields arrive as bytes, `cls` of a label rule as an int. It runs in threads.
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from stoker.decode.augment import Box, short_side
+from stoker.decode.augment import Box, central_box, short_side
 from stoker.decode.pixels import cut
 from stoker.decode.resize import pillow_kernel
 from stoker.errors import SampleError, StokerError, UsageError, reason_of
@@ -31,6 +32,8 @@ from stoker.format.names import printable
 from stoker.format.webdataset import check_name
 from stoker.pack.cut import clean_key
 
+IMAGE = "image"
+"""The field of a picture that was decoded for good."""
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample] | None]
 
@@ -71,17 +74,25 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Recode:
-    """Makes every picture of a sample smaller, or another kind of file, or both."""
+    """Makes every picture of a sample smaller, or another kind of file, or both; or pixels, once and for all."""
 
     resize_short: int | None
     """Shorter side in pixels; smaller pictures stay as they are."""
     transcode: Encoding | None
+    predecode: int | None = None
+    """Side in pixels of the square that is stored of every picture, uint8 [side, side, 3], as the field `image`: its
+    shorter side resized to that, the middle kept; smaller pictures are enlarged."""
 
-    def apply(self, fields: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The fields with pictures encoded anew where that is needed."""
+    def apply(self, fields: Mapping[str, bytes]) -> dict[str, Any]:
+        """The fields with pictures encoded anew, or decoded, where that is asked for."""
+        if self.predecode is not None:
+            return {
+                IMAGE if is_image(name) else name: _square(data, self.predecode) if is_image(name) else data
+                for name, data in fields.items()
+            }
         if self.resize_short is None and self.transcode is None:
             return dict(fields)
-        done: dict[str, bytes] = {}
+        done: dict[str, Any] = {}
         for name, data in fields.items():
             field, encoded = self._picture(name, data) if is_image(name) else (name, data)
             done.setdefault(field, encoded)
@@ -100,6 +111,14 @@ class Recode:
             pillow_kernel(whole, pixels)
         encoding = self.transcode or Encoding.parse(_KEPT.get(field, "png"))
         return encoding.encode(np.ascontiguousarray(pixels))
+
+
+def _square(data: bytes, side: int) -> np.ndarray[Any, Any]:
+    """The middle square of a picture, uint8 [side, side, 3], made of all its pixels: what is kept gets no shortcut."""
+    whole, _ = cut(data, lambda height, width: (central_box(height, width, 1.0), None))
+    pixels = np.empty((side, side, 3), np.uint8)
+    pillow_kernel(whole, pixels)
+    return pixels
 
 
 def load_transform(spec: str | Transform | None) -> tuple[str, Transform | None]:
@@ -171,27 +190,36 @@ def _gave(what: str, value: Any) -> TransformError:
     return TransformError(f"{what}: it gave {type(value).__name__}, expected a dict, a list of dicts or None")
 
 
-def stored_sample(name: str, key: str, sample: Sample, *, given: str) -> tuple[str, dict[str, bytes]]:
+def stored_sample(
+    name: str, key: str, sample: Sample, *, given: str, encode: Callable[[Sample], dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
     """Key and fields as they are stored of a sample that the transform *name* made of the one whose key was *given*.
 
-    *key* is the key that a sample gets which keeps its own.
+    *key* is the key that a sample gets which keeps its own; *encode* gives the fields as they are stored.
     """
     with _Converting(f"transform {name} with sample {printable(given)!r}: what it gave cannot be stored"):
         own = sample.get("__key__")
         if own is not None and not isinstance(own, str | int):
             raise SampleError(f"its __key__ is a {type(own).__name__}, expected text")
-        fields = encode_fields(sample)
+        _check_names(sample)
+        fields = encode(sample)
+        if not fields:
+            raise SampleError("no field is left; None drops a sample")
         final = key if own in (None, given) else clean_key(str(own))
         for field in fields:
             check_name(final, field)
         return final, fields
 
 
-def encode_fields(sample: Sample) -> dict[str, bytes]:
-    """What is stored of a sample: bytes as they are, text as UTF-8, numbers in digits, else JSON and .npy."""
+def _check_names(sample: Sample) -> None:
     strange = next((name for name in sample if not isinstance(name, str)), None)
     if strange is not None:
         raise SampleError(f"field names are text, found {strange!r:.80}")
+
+
+def encode_fields(sample: Sample) -> dict[str, bytes]:
+    """What is stored of a sample: bytes as they are, text as UTF-8, numbers in digits, else JSON and .npy."""
+    _check_names(sample)
     stored: dict[str, bytes] = {}
     for name, value in sample.items():
         if not name.startswith("__") and value is not None:
@@ -220,8 +248,10 @@ def _encode(field: str, value: Any) -> bytes:
     raise SampleError(f"a {type(value).__name__}, expected bytes, text, a number, a list, a dict or a NumPy array")
 
 
-def stored_value(data: bytes, kind: type) -> ColumnValue:
+def stored_value(data: bytes | np.ndarray[Any, Any], kind: type) -> ColumnValue:
     """What a stored field says, as the value of a metadata column of type *kind*; None when it says no such value."""
+    if isinstance(data, np.ndarray):
+        data = str(data.item()).encode() if not data.ndim and data.dtype.kind in "iuf" else b""
     try:
         text = data.decode()
         if len(data) > VALUE_BYTES_MAX or (kind is not str and not _PLAIN.fullmatch(text)):
