@@ -17,6 +17,7 @@ from pathlib import Path
 from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, WrongDigestError, admit, wrong_digest
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
+from stoker.cache.mapped import Mapped
 from stoker.cache.objects import Read, pread_ranges, slices
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
@@ -110,6 +111,20 @@ class Cached:
             if name not in live.failures and self._from_entry(live, live.home, name, ref, []) is None:
                 break
         return self._streamed.file(ref)
+
+    def mapped(self, ref: ObjectRef) -> Mapped | None:
+        live = self._here()
+        if live.home is None:
+            return self._streamed.mapped(ref)
+        name = entry_name(self._store.url, ref)
+        if not ref.size or self._from_entry(live, live.home, name, ref, []) is None:
+            return None
+        file = live.files.get(name)
+        if file is None:
+            return None  # dropped by another thread in between
+        with live.lock:
+            live.hits += 1
+        return Mapped(file, f"cache {live.home.entry(name)} of {self._store.url}: {ref.key!r}")
 
     def close(self) -> None:
         """End admissions under way and leave nothing half-written."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from stoker.cache.descriptors import Descriptor
+from stoker.cache.mapped import Mapped
 from stoker.errors import ChangedError, StoreError
 from stoker.flow import parallel_map
 from stoker.format.codec import expand
@@ -44,6 +45,10 @@ class Objects(Protocol):
 
     def file(self, ref: ObjectRef) -> Path:
         """The object as a file of this machine, of the indexed size and version. StoreError where there is none."""
+        ...
+
+    def mapped(self, ref: ObjectRef) -> Mapped | None:
+        """The expanded object in memory where it lies on this machine already, else None: nothing is waited for."""
         ...
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.cache.descriptors import Descriptors
+from stoker.cache.descriptors import Descriptor, Descriptors
+from stoker.cache.mapped import Mapped
 from stoker.cache.objects import Read, check_object, pread_ranges
 from stoker.cache.scratch import SCRATCH_BYTES_MAX, Scratch
 from stoker.errors import ChangedError, StoreError
@@ -64,8 +65,28 @@ class Streamed:
         self._files.close()
         self._scratch.close()
 
+    def mapped(self, ref: ObjectRef) -> Mapped | None:
+        if self._paths is None or ref.compression or not ref.size:
+            return None
+        file = self._file(self._paths, ref)
+        return Mapped(file, self._where(ref), lambda found: self._check(ref, found))
+
+    def _where(self, ref: ObjectRef) -> str:
+        return f"{self._store.url}: {ref.key!r}"
+
     def _read_file(self, paths: HasPaths, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
-        where = f"{self._store.url}: {ref.key!r}"
+        file = self._file(paths, ref)
+        try:
+            data = pread_ranges(file, ranges, self._where(ref))
+        except OSError as error:
+            raise StoreError(f"{self._where(ref)}: {error.strerror}") from error
+        count = sum(map(len, data))
+        self._recorder.count("store.requests", len(data))
+        self._recorder.count("store.read_bytes", count)
+        return Read(data, 0, count)
+
+    def _file(self, paths: HasPaths, ref: ObjectRef) -> Descriptor:
+        """The object's file, open, and still what was indexed."""
 
         def open_it() -> int:
             try:
@@ -76,21 +97,19 @@ class Streamed:
 
         try:
             file = self._files.get_or_open((ref.key, ref.version), open_it)
-            found = os.fstat(file.fd)
-            info = ObjectInfo(ref.key, found.st_size, file_version(found))
-            check_object(self._store, self._held_to(ref, info), info, when=_when(ref))
-            data = pread_ranges(file, ranges, where)
+            self._check(ref, os.fstat(file.fd))
         except ChangedError:
             self._files.drop((ref.key, ref.version))
             raise
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(f"{where}: {error.strerror}") from error
-        count = sum(map(len, data))
-        self._recorder.count("store.requests", len(data))
-        self._recorder.count("store.read_bytes", count)
-        return Read(data, 0, count)
+            raise StoreError(f"{self._where(ref)}: {error.strerror}") from error
+        return file
+
+    def _check(self, ref: ObjectRef, found: os.stat_result) -> None:
+        info = ObjectInfo(ref.key, found.st_size, file_version(found))
+        check_object(self._store, self._held_to(ref, info), info, when=_when(ref))
 
     def _read_store(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
         held = ref

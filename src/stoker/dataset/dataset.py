@@ -73,6 +73,10 @@ class Dataset:
         """int64 [shards + 1]: the first sample of each shard, and the number of samples."""
         return self.index.shard_starts
 
+    def key(self, sample: int) -> str:
+        """The key of a sample, unique in its shard."""
+        return self.index.key(sample)
+
     def plan_identity(self) -> str:
         """What a resumed run must find again: changes with the samples and their order, not with where they lie."""
         return self.index.plan_identity()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.cache import Objects
+from stoker.dataset.gather import Gatherer, row_gatherer
 from stoker.dataset.rows import RowFiles
 from stoker.errors import SampleError
 from stoker.events import SILENT, Recorder
@@ -91,6 +92,10 @@ class SampleReader:
             [self._index.field_names(sample) for sample in samples] if self._short(values) else [()] * len(samples),
             missed=self._cached and stored_bytes > 0,
         )
+
+    def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
+        """What copies the fields *names* straight from mapped shards; None where samples are no rows of arrays."""
+        return row_gatherer(self._index, self._objects, names, self._recorder)
 
     def _short(self, values: list[dict[str, Any]]) -> bool:
         """Whether a sample lacks a wanted field: only then are the names of all fields worth looking up."""

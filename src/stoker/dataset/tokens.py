@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from stoker.cache import Objects
 from stoker.dataset.dataset import Dataset, Map
+from stoker.dataset.gather import Gatherer
 from stoker.dataset.read import RawSamples, SampleReader
 from stoker.dataset.token_plan import Layout, Piece, WindowPlan, Windows, layout_of, native
 from stoker.errors import SampleError, UsageError
@@ -163,6 +164,10 @@ class TokenDataset(Dataset):
     def shard_starts(self) -> np.ndarray:
         return self.column.plan.starts(self.index.shard_starts)
 
+    def key(self, sample: int) -> str:
+        first = self.column.plan.pieces(sample)[0]
+        return f"{self.index.key(first.document)}@{first.start}"
+
     def plan_identity(self) -> str:
         return str(blake3(f"{self.index.plan_identity()}\0{self.column.said()}".encode()).hexdigest())
 
@@ -196,6 +201,9 @@ class TokenReader(SampleReader):
         values = [self._window([(piece, found[piece]) for piece in one]) for one in pieces]
         keys = [f"{self._index.key(one[0].document)}@{one[0].start}" for one in pieces]
         return RawSamples(keys, values, [FIELDS] * len(samples), missed=missed)
+
+    def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
+        return None
 
     def _window(self, parts: list[tuple[Piece, np.ndarray | SampleError]]) -> dict[str, Any]:
         """A window put together from its pieces."""

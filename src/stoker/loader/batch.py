@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.dataset.read import RawSamples
+from stoker.dataset import Located, RawSamples
 from stoker.events import Stage
 from stoker.loader.attribute import Interval
 from stoker.loader.job import Start
@@ -35,7 +35,7 @@ class Chunk:
     first: int
     stop: int
     state: ChunkState = ChunkState.NEW
-    raw: RawSamples | None = None
+    raw: RawSamples | Located | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Batch:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     loose: dict[str, list[Any]] = field(default_factory=dict)
     """Values of fields without a fixed shape, by row."""
-    keys: list[str] = field(default_factory=list)
+    rows: int = 0
+    """Rows that count, once the batch is closed: fewer after skipped samples."""
     bad: dict[int, Bad] = field(default_factory=dict)
     """By row."""
     intervals: list[Interval] = field(default_factory=list)
@@ -101,7 +102,6 @@ class Delivered(NamedTuple):
     slot: int
     rows: int
     """Rows of the slot that count; fewer than the batch size after skipped samples."""
-    keys: list[str]
     loose: Mapping[str, list[Any]]
     """Fields whose values have no common shape."""
     bad: tuple[Bad, ...]

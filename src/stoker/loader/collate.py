@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stoker.clock import SYSTEM
+from stoker.dataset import Keys
 from stoker.errors import UsageError
 from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Batch
@@ -20,6 +21,7 @@ class Collator:
 
     def __init__(self, job: Job) -> None:
         self._transform = job.batch_transform
+        self._key = job.dataset.key
 
     def finish(self, batch: Batch) -> None:
         """Close the batch: afterwards its first `rows` rows and its loose values are what the trainer gets."""
@@ -38,7 +40,8 @@ class Collator:
         if len(keep) < len(batch.samples):
             for array in batch.arrays.values():
                 array[: len(keep)] = array[keep]
-            batch.keys = [batch.keys[row] for row in keep]
+            batch.samples = batch.samples[keep]
+        batch.rows = len(keep)
         if self._transform is not None and keep:
             self._apply(batch, len(keep))
         batch.spent("collate", begin, SYSTEM.monotonic())
@@ -47,7 +50,7 @@ class Collator:
         """Run the user's function on views of the slot; what it returns replaces fields."""
         assert self._transform is not None
         views: dict[str, Any] = {n: a[:rows] for n, a in batch.arrays.items() if n not in batch.loose}
-        result = self._transform({**views, **batch.loose, "__key__": list(batch.keys)})
+        result = self._transform({**views, **batch.loose, "__key__": Keys(self._key, batch.samples)})
         if result is not None and not isinstance(result, Mapping):
             raise TypeError(f"batch_transform must return a dict of fields or None, found {type(result).__name__}")
         for name, value in (result or {}).items():

@@ -56,6 +56,8 @@ PROBES_MAX = 64
 def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
     """Which fields have a fixed shape: known from the decoders, else those that are alike in the first samples."""
     mask = job.split.tail == "pad"
+    if workshop.gatherer is not None:
+        return lay_out(job.split.batch_size, workshop.gatherer.shapes, mask=mask)
     plain = job.transform is None and not job.dataset.maps
     fixed = {n: (tuple(d.shape), str(d.dtype)) for n, d in job.fields if d.shape is not None and d.dtype is not None}
     if not plain or len(fixed) < len(job.fields):
@@ -134,7 +136,7 @@ class Feeder:
         batch.spent("queue", batch.created_s, batch.done_s)
         batch.spent("order_wait", batch.done_s, now)
         told = Delivered(
-            batch.start.generation, batch.epoch, batch.step, batch.slot, len(batch.keys), batch.keys, batch.loose,
+            batch.start.generation, batch.epoch, batch.step, batch.slot, batch.rows, batch.loose,
             tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(),
         )  # fmt: skip
         try:
@@ -144,13 +146,12 @@ class Feeder:
             self._engine.free([batch.slot])
             self._fail(batch.start, self._unsendable(batch, error))
 
-    @staticmethod
-    def _unsendable(batch: Batch, error: Exception) -> SampleError:
+    def _unsendable(self, batch: Batch, error: Exception) -> SampleError:
         """Which value cannot cross to the trainer."""
         for name, values in batch.loose.items():
             for row, value in enumerate(values if isinstance(values, list) else [values]):
                 if not picklable(value):
-                    key = batch.keys[row] if isinstance(values, list) else "the batch"
+                    key = self._job.dataset.key(int(batch.samples[row])) if isinstance(values, list) else "the batch"
                     what = f"field {name!r} of {key}: a {type(value).__name__}"
                     return SampleError(f"{what} cannot be sent to the training process: {error}")
         return SampleError(f"epoch {batch.epoch}, step {batch.step} cannot be sent to the training process: {error}")

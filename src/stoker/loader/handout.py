@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.dataset import Keys
 from stoker.loader.batch import Delivered
 from stoker.loader.slab import Slab
 
@@ -27,8 +28,10 @@ ToTensor = Callable[[np.ndarray], Any]
 class HandOut:
     """Makes batches of slots and knows which slots came back."""
 
-    def __init__(self, slab: Slab, to_tensor: ToTensor | None, batch_size: int, *, kept: bool) -> None:
-        """*kept* says that the user gets the slot's own memory, not a copy of it on a device."""
+    def __init__(
+        self, slab: Slab, to_tensor: ToTensor | None, batch_size: int, key: Callable[[int], str], *, kept: bool
+    ) -> None:
+        """*kept*: the user gets the slot's own memory, not a copy of it on a device. *key* tells a sample's key."""
         self._slab = slab
         self._to_tensor = to_tensor
         self._batch_size = batch_size
@@ -36,6 +39,7 @@ class HandOut:
         self._out = 0
         self._warned = not kept
         self._kept = kept
+        self._key = key
 
     def freed(self) -> list[int]:
         """Slots that came back since the last call."""
@@ -58,7 +62,9 @@ class HandOut:
         self._out += 1
         memory = self._slab.hand_out(told.slot, self._freed)
         batch: dict[str, Any] = {}
-        for name, array in self._slab.layout.views(memory).items():
+        views = self._slab.layout.views(memory)
+        samples = views["__index__"]
+        for name, array in views.items():
             if name in told.loose:
                 continue
             rows = array if told.rows == self._batch_size else array[: told.rows]
@@ -67,7 +73,7 @@ class HandOut:
             batch[name] = rows if self._to_tensor is None else self._to_tensor(rows)
         for name, values in told.loose.items():
             batch[name] = self._loose(values)
-        batch["__key__"] = told.keys
+        batch["__key__"] = Keys(self._key, samples[: told.rows].copy())
         return batch
 
     def _loose(self, values: Any) -> Any:

@@ -42,6 +42,10 @@ class SlotLayout:
     nbytes: int
     """Bytes of one slot, a multiple of the page."""
 
+    def row_bytes(self, rows: int) -> int:
+        """Bytes of one of a slot's *rows*, rounded up."""
+        return -(-self.nbytes // rows)
+
     def slot_offset(self, slot: int) -> int:
         """Bytes from the start of the slab; the first page holds the board."""
         return PAGE_BYTES + slot * self.nbytes

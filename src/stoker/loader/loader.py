@@ -219,7 +219,8 @@ class Loader:
             told = feeder.next()
             if self._handout is None and feeder.slab is not None:
                 to_tensor = self._tensor.to_tensor if self._tensor is not None else None
-                self._handout = HandOut(feeder.slab, to_tensor, self._split.batch_size, kept=self._device is None)
+                rows, key, kept = self._split.batch_size, self.dataset.key, self._device is None
+                self._handout = HandOut(feeder.slab, to_tensor, rows, key, kept=kept)
                 if self._device is not None:
                     self._device.attach(feeder.slab)
             if told.generation == self._generation or (isinstance(told, Failed) and told.generation < 0):

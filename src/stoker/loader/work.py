@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from stoker.clock import SYSTEM
-from stoker.dataset.read import MISSING, RawSamples, SampleReader
-from stoker.decode import resolve
+from stoker.dataset import Located, RawSamples, SampleReader
+from stoker.dataset.read import MISSING
+from stoker.decode import resolve, takes_pixels
 from stoker.errors import MissingFieldError, SampleError
-from stoker.loader.arrays import as_array, fits
+from stoker.loader.arrays import Shape, as_array, fits
 from stoker.loader.batch import UNSET, Bad, Batch, Chunk
 from stoker.loader.job import Job, Sample
 from stoker.order import sample_seed
@@ -37,18 +38,31 @@ class Workshop:
         plain = job.transform is None and not job.dataset.maps
         self.names: frozenset[str] | None = None
         """The fields that the transform gives, once the first sample has shown them."""
+        names = tuple(name for name, _ in job.fields)
+        gatherer = reader.gatherer(names) if plain else None
+        self.gatherer = gatherer if gatherer is not None and as_stored(job, gatherer.shapes) else None
+        """What copies this job's fields straight from mapped shards, where nothing is to be decoded."""
         self._direct = {name for name, decoder in job.fields if plain and decoder.shape is not None}
 
-    def read(self, batch: Batch, chunk: Chunk) -> RawSamples:
-        """The raw values of a chunk's samples, noting where they came from."""
+    def read(self, batch: Batch, chunk: Chunk) -> RawSamples | Located:
+        """The raw values of a chunk's samples, or where they lie in memory, noting where they came from."""
         begin = SYSTEM.monotonic()
+        if self.gatherer is not None:
+            located = self.gatherer.locate(batch.samples[chunk.first : chunk.stop])
+            if located is not None:
+                return located
         raw = self._reader.read(batch.samples[chunk.first : chunk.stop].tolist())
         batch.spent("cache_miss" if raw.missed else "store_read", begin, SYSTEM.monotonic())
         return raw
 
-    def fill(self, batch: Batch, chunk: Chunk, raw: RawSamples, seat: np.ndarray) -> None:
+    def fill(self, batch: Batch, chunk: Chunk, raw: RawSamples | Located, seat: np.ndarray) -> None:
         """Decode, transform and store the chunk's rows; *seat* (int64 [1]) says which sample the thread is at."""
         begin = SYSTEM.monotonic()
+        if not isinstance(raw, RawSamples):
+            seat[0] = batch.samples[chunk.first] + 1
+            raw.fill({name: batch.arrays[name][chunk.first : chunk.stop] for name, _ in self._job.fields})
+            batch.spent("store_read", begin, SYSTEM.monotonic())
+            return
         decoded = [self._decode(batch, chunk, row, raw, seat) for row in range(chunk.first, chunk.stop)]
         decoded_s = SYSTEM.monotonic()
         batch.spent("decode", begin, decoded_s)
@@ -70,7 +84,7 @@ class Workshop:
         """Decoded values of a row, or None where the sample is skipped. Fixed-shape fields are in the slot already."""
         sample, at = int(batch.samples[row]), row - chunk.first
         outs = {name: batch.arrays[name][row, ...] for name in self._direct}
-        batch.keys[row], seat[0] = raw.keys[at], sample + 1
+        seat[0] = sample + 1
         try:
             return self._values(raw, at, sample, batch.epoch, outs)
         except SampleError as error:
@@ -94,7 +108,8 @@ class Workshop:
             out = outs.get(name)
             if isinstance(value, str) and not (job.natural and decoder == AS_THEY_ARE):
                 value = value.encode()  # a format's text, or a column's: it may still be a number to the reader
-            if isinstance(value, bytes | memoryview):
+            pixels = isinstance(value, np.ndarray) and not job.natural and takes_pixels(decoder)
+            if pixels or isinstance(value, bytes | memoryview):
                 value = decoder.decode(value, out, draw)
             elif out is not None:
                 _assign(name, out, value)
@@ -106,8 +121,8 @@ class Workshop:
         self, batch: Batch, row: int, error: SampleError, outs: Mapping[str, np.ndarray], *, transformed: bool
     ) -> Values | None:
         """Deal with the sample of *row* as the policy says; *transformed*: what is given back must be, too."""
-        key = batch.keys[row]
         sample, action = int(batch.samples[row]), self._job.bad.action
+        key = self._job.dataset.key(sample)
         where = f"sample {sample}, key {key!r}, epoch {batch.epoch}: {error.message}"
         if action == "raise":
             raise type(error)(
@@ -132,7 +147,7 @@ class Workshop:
                     values = self._apply(raw.keys[0], other, batch.epoch, values)
             except SampleError:
                 continue
-            batch.samples[row], batch.keys[row] = other, raw.keys[0]
+            batch.samples[row] = other
             return other, values
         raise SampleError(f"sample {sample} is bad and so were {REPLACE_TRIES} substitutes drawn for it")
 
@@ -141,7 +156,8 @@ class Workshop:
             return None
         seat[0] = batch.samples[row] + 1
         try:
-            return self._apply(batch.keys[row], int(batch.samples[row]), batch.epoch, values)
+            sample = int(batch.samples[row])
+            return self._apply(self._job.dataset.key(sample), sample, batch.epoch, values)
         except SampleError as error:
             return self._bad(batch, row, error, {}, transformed=True)
 
@@ -186,6 +202,16 @@ class Workshop:
                 array[row] = given
             else:
                 batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
+
+
+def as_stored(job: Job, shapes: Mapping[str, Shape]) -> bool:
+    """Whether the fields come out of their decoders as they were stored."""
+    for name, decoder in job.fields:
+        if takes_pixels(decoder) and not job.natural:
+            return False
+        if decoder.shape is not None and (decoder.shape, str(decoder.dtype)) != shapes[name]:
+            return False
+    return True
 
 
 def _assign(name: str, out: np.ndarray, value: object) -> None:

@@ -65,11 +65,19 @@ class Split:
 
     def step(self, start: int, number: int) -> tuple[Int64Array, npt.NDArray[np.bool_] | None]:
         """Positions int64 [batch_size] of step *number* after *start*; with tail "pad" a mask, False where repeated."""
-        if not 0 <= number < self.steps(start):
-            raise UsageError(f"from position {start} there are {self.steps(start)} steps, found number {number}")
+        positions, mask = self.block(start, number, 1)
+        return positions[0], None if mask is None else mask[0]
+
+    def block(self, start: int, number: int, count: int) -> tuple[Int64Array, npt.NDArray[np.bool_] | None]:
+        """The same of *count* steps from *number* on: [count, batch_size]."""
+        if not 0 <= number < number + count <= self.steps(start):
+            raise UsageError(
+                f"from position {start} there are {self.steps(start)} steps, found {count} from number {number} on"
+            )
         inside = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size, dtype=np.int64)
         part, place = np.divmod(inside, self.global_batch // self.canonical_nodes)
-        positions = start + number * self.global_batch + place * self.canonical_nodes + part
+        steps = np.arange(number, number + count, dtype=np.int64)[:, None]
+        positions = start + steps * self.global_batch + place * self.canonical_nodes + part
         if self.tail == "drop":
             return positions, None
         return positions % self.samples, positions < self.samples
