@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stoker.decode import json, npy, pt
     from stoker.errors import SampleError, StokerError, UsageError
     from stoker.loader import Budget, Loader, LoaderReport
+    from stoker.observe import observe
     from stoker.order import Window
     from stoker.store import StoreOptions
 
@@ -32,6 +33,7 @@ _HOMES = {
     "Loader": "stoker.loader",
     "LoaderReport": "stoker.loader",
     "Budget": "stoker.loader",
+    "observe": "stoker.observe",
     "StokerError": "stoker.errors",
     "UsageError": "stoker.errors",
     "SampleError": "stoker.errors",
@@ -39,7 +41,7 @@ _HOMES = {
 
 __all__ = [
     "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
-    "LoaderReport", "Budget", "StokerError", "UsageError", "SampleError",
+    "LoaderReport", "Budget", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}")
     module = importlib.import_module(home)
-    value: object = module if home == f"stoker.{name}" else getattr(module, name)
+    value: object = getattr(module, name, module) if home == f"stoker.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 
