@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+CANARIES = os.environ.get(
+    "STOKER_TEST_CANARIES", "/tmp/STOKER_PICKLE_EXECUTED:/tmp/STOKER_MDS_ESCAPE.mds:/tmp/evil*"
+).split(":")
+"""What hostile files make if a reader obeys them (the test data's INDEX.md). The variable serves our test."""
+
+
+def _canaries() -> list[str]:
+    return [path for pattern in CANARIES for path in glob.glob(pattern)]  # noqa: PTH207  # an absolute pattern
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What is there already says nothing about this run: name it, run nothing."""
+    if not hasattr(session.config, "workerinput") and (left := _canaries()):
+        pytest.exit(f"a reader obeyed a hostile file in an earlier run: {', '.join(left)}; remove it", returncode=1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Nothing that hostile files ask for has happened, whatever the tests looked at."""
+    if not hasattr(session.config, "workerinput") and (made := _canaries()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"FAILED: a reader obeyed a hostile file: {', '.join(made)}", red=True)
 
 
 def shared_data_folder() -> Path | None:
