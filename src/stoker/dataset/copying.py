@@ -46,7 +46,7 @@ def copy_rows(sources: Int64Array, out: np.ndarray[Any, Any]) -> None:
     numbers = apart // cell
     if each > 1:
         numbers = (numbers[:, None] + np.arange(each)).reshape(-1)
-    np.take(cells, numbers, 0, out=out.reshape(-1).view(np.uint8).reshape(-1, cell), mode="clip")
+    cells.take(numbers, 0, out=out.reshape(-1).view(np.uint8).reshape(-1, cell), mode="clip")
 
 
 def copy_pieces(sources: Int64Array, nbytes: Int64Array, targets: Int64Array) -> None:

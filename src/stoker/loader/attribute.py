@@ -26,6 +26,8 @@ def attribute(start_s: float, stop_s: float, intervals: Sequence[Interval]) -> d
     """Seconds of the wait [start_s, stop_s] by stage; the values add up to stop_s - start_s."""
     if stop_s <= start_s:
         return {}
+    if intervals and intervals[-1][2] <= start_s and all(b <= start_s for _, _, b in intervals):
+        return {"hand_over": stop_s - start_s}  # what the rule below says too: the batch lay ready
     inside = [(s, max(a, start_s), min(b, stop_s)) for s, a, b in intervals if b > start_s and a < stop_s and b > a]
     first = min((a for _, a, _ in intervals), default=stop_s)
     last = max((b for _, _, b in intervals), default=stop_s)

@@ -26,9 +26,9 @@ class Collator:
     def finish(self, batch: Batch) -> None:
         """Close the batch: afterwards its first `rows` rows and its loose values are what the trainer gets."""
         begin = SYSTEM.monotonic()
-        keep = [
-            row for row in range(len(batch.samples)) if row not in batch.bad or batch.bad[row].replaced_by is not None
-        ]
+        gone = {row for row, bad in batch.bad.items() if bad.replaced_by is None}
+        rows = range(len(batch.samples))
+        keep = [row for row in rows if row not in gone] if gone else rows
         batch.arrays["__index__"][:] = batch.samples
         if batch.mask is not None:
             batch.arrays["__mask__"][:] = batch.mask
@@ -37,13 +37,13 @@ class Collator:
             batch.loose[name] = [
                 np.array(array[row]) if values[row] is UNSET and array is not None else values[row] for row in keep
             ]
-        if len(keep) < len(batch.samples):
+        if gone:
             for array in batch.arrays.values():
                 array[: len(keep)] = array[keep]
             batch.samples = batch.samples[keep]
-        batch.rows = len(keep)
-        if self._transform is not None and keep:
-            self._apply(batch, len(keep))
+        batch.rows = len(batch.samples)
+        if self._transform is not None and batch.rows:
+            self._apply(batch, batch.rows)
         batch.spent("collate", begin, SYSTEM.monotonic())
 
     def _apply(self, batch: Batch, rows: int) -> None:

@@ -30,6 +30,8 @@ SILENT_S_MAX = 20.0
 PROGRESS_S_MAX = 300.0
 ASK_EVERY_S = 2.0
 START_S_MAX = 120.0
+FREED_TOGETHER = 4
+"""A message may hold back a quarter of the slots: each wakes the feeder, and three quarters keep it busy."""
 
 
 class FeederProcess:
@@ -42,6 +44,7 @@ class FeederProcess:
         self.started_s = clock.monotonic()
         self.ready_s: float | None = None
         self.slab: Slab | None = None
+        self._freed: list[int] = []
         self._owner = os.getpid()
         self._link, theirs = pair()
         roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -77,8 +80,15 @@ class FeederProcess:
         self._say(("start", start))
 
     def free(self, slots: list[int]) -> None:
-        """Give slots back."""
-        self._say(("free", slots))
+        """Give slots back: a few at a time, or as soon as there is nothing to do but wait."""
+        self._freed += slots
+        if self.slab is None or len(self._freed) >= self.slab.slots // FREED_TOGETHER:
+            self._tell_freed()
+
+    def _tell_freed(self) -> None:
+        if self._freed:
+            freed, self._freed = self._freed, []
+            self._say(("free", freed))
 
     def next(self) -> Delivered | Failed:
         """The next batch or failure, of any generation. FeederError when none can come any more."""
@@ -90,6 +100,7 @@ class FeederProcess:
                 try:  # first without waiting: most batches lie there already, and cost one system call
                     (kind, value), descriptors = receive(self._link, socket.MSG_DONTWAIT)
                 except BlockingIOError:
+                    self._tell_freed()
                     if not self._waiter.wait(ASK_EVERY_S):
                         now = self._clock.monotonic()
                         self._doubt(now - heard, now - began)

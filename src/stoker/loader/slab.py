@@ -57,12 +57,15 @@ class Slab:
     def __init__(self, descriptor: int, layout: SlotLayout, slots: int) -> None:
         self.layout = layout
         self.slots = slots
+        self._arrays: dict[int, dict[str, np.ndarray]] = {}
         self._map = mmap.mmap(descriptor, layout.slab_bytes(slots))
         os.close(descriptor)
 
     def arrays(self, slot: int) -> dict[str, np.ndarray]:
         """The arrays of a slot, for the feeder, which fills them."""
-        return self.layout.views(self._map, self.layout.slot_offset(slot))
+        if slot not in self._arrays:
+            self._arrays[slot] = self.layout.views(self._map, self.layout.slot_offset(slot))
+        return dict(self._arrays[slot])
 
     def board(self) -> np.ndarray:
         """int64 [BOARD_THREADS_MAX]: 1 + the sample that each feeder thread works on, 0 when idle. Read after a
