@@ -18,6 +18,11 @@ from stoker.index import open_index
 from stoker.store import StoreOptions, connect, expand
 
 
+def is_relative(url: str) -> bool:
+    """Whether it is a path from the working folder on."""
+    return "://" not in url and not url.startswith(("/", "~"))
+
+
 def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     """The store's URL, and the shards' keys in it when single objects were named (brace patterns are expanded)."""
     given = [str(url)] if isinstance(url, str | Path) else [str(one) for one in url]
@@ -26,11 +31,15 @@ def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     expanded = [one for pattern in given for one in expand(pattern)]
     if len(expanded) == 1 and not any(owns(expanded[0]) for owns in OWNS.values()):
         return expanded[0], None
+    if len({is_relative(one) for one in expanded}) > 1:
+        raise UsageError(f"the {len(expanded)} URLs have no folder in common, as {expanded[0]} and {expanded[-1]}")
     root = (
         posixpath.commonpath([posixpath.dirname(one) for one in expanded])
         if len(expanded) > 1
         else posixpath.dirname(expanded[0])
     )
+    if not root and all(is_relative(one) for one in expanded):  # all lie in or below the working folder
+        return ".", expanded
     if "://" in expanded[0] and "://" not in root:  # commonpath folds the two slashes of the scheme
         root = root.replace(":/", "://", 1)
     if not expanded[0].startswith(root) or root in ("", "s3:", "file:"):

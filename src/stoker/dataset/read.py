@@ -89,7 +89,9 @@ class SampleReader:
         return RawSamples(
             [self._index.key(sample) for sample in samples],
             values,
-            [self._index.field_names(sample) for sample in samples] if self._short(values) else [()] * len(samples),
+            [self._names(sample, value) for sample, value in zip(samples, values, strict=True)]
+            if self._short(values)
+            else [()] * len(samples),
             missed=self._cached and stored_bytes > 0,
         )
 
@@ -100,6 +102,11 @@ class SampleReader:
     def _short(self, values: list[dict[str, Any]]) -> bool:
         """Whether a sample lacks a wanted field: only then are the names of all fields worth looking up."""
         return self._fields is not None and any(len(value) < len(self._fields) for value in values)
+
+    def _names(self, sample: int, value: dict[str, Any]) -> tuple[str, ...]:
+        """The stored fields that a sample has: a column whose cell is empty is none."""
+        wanted = self._fields or ()
+        return tuple(name for name in self._index.field_names(sample) if name in value or name not in wanted)
 
     def _locate(self, sample: int, at: int, values: dict[str, Any], wanted: Wanted) -> None:
         fields = self._fields

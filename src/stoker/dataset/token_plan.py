@@ -130,10 +130,45 @@ class WindowPlan:
             document += 1
         return found
 
+    def cut(self, windows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """The pieces of all *windows* [n], each int64 [pieces]: the window's row, document, start and stop in it."""
+        if self._per_document:
+            documents = np.searchsorted(self._starts, windows, side="right") - 1
+            start = (windows - self._starts[documents]) * self.length
+            return np.arange(len(windows)), documents, start, start + self.length
+        at = windows * self.length
+        first = np.searchsorted(self._starts, at, side="right") - 1
+        last = np.searchsorted(self._starts, at + self.length, side="left") - 1
+        counts = last - first + 1
+        rows = np.repeat(np.arange(len(windows)), counts)
+        documents = first[rows] + np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+        begins = self._starts[documents]
+        start = np.maximum(begins, at[rows])
+        stop = np.minimum(self._starts[documents + 1], at[rows] + self.length)
+        kept = stop > start
+        if not kept.all():  # documents without tokens
+            rows, documents, begins, start, stop = (one[kept] for one in (rows, documents, begins, start, stop))
+        return rows, documents, start - begins, stop - begins
+
     def documents(self, windows: Int64Array) -> Int64Array:
         """Every document that *windows* [n] need, in order of use."""
         used = [piece.document for window in windows.tolist() for piece in self.pieces(window)]
         return np.array(list(dict.fromkeys(used)), np.int64)
+
+
+class TokenColumn:
+    """A column of documents and the windows over it: a value."""
+
+    def __init__(self, name: str, layout: Layout, plan: WindowPlan, eos: int | None, windows: Windows) -> None:
+        self.name = name
+        self.layout = layout
+        self.plan = plan
+        self.eos = eos
+        self.windows = windows
+
+    def said(self) -> str:
+        """All that decides what a window holds, beside the documents."""
+        return repr((self.name, str(self.layout.dtype), self.plan.length, self.eos, self.windows))
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:

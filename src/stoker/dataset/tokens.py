@@ -16,7 +16,8 @@ from stoker.cache import Objects
 from stoker.dataset.dataset import Dataset, Map
 from stoker.dataset.gather import Gatherer
 from stoker.dataset.read import RawSamples, SampleReader
-from stoker.dataset.token_plan import Layout, Piece, WindowPlan, Windows, layout_of, native
+from stoker.dataset.token_gather import TokenGatherer
+from stoker.dataset.token_plan import Layout, Piece, TokenColumn, WindowPlan, Windows, layout_of, native
 from stoker.errors import SampleError, UsageError
 from stoker.events import SILENT, Recorder
 from stoker.flow import parallel_map
@@ -115,21 +116,6 @@ def _rows(dataset: Dataset, column: str, dtype: np.dtype[Any] | None) -> tuple[L
     return Layout("raw", array.dtype), counts
 
 
-class TokenColumn:
-    """A column of documents and the windows over it: a value."""
-
-    def __init__(self, name: str, layout: Layout, plan: WindowPlan, eos: int | None, windows: Windows) -> None:
-        self.name = name
-        self.layout = layout
-        self.plan = plan
-        self.eos = eos
-        self.windows = windows
-
-    def said(self) -> str:
-        """All that decides what a window holds, beside the documents."""
-        return repr((self.name, str(self.layout.dtype), self.plan.length, self.eos, self.windows))
-
-
 class TokenDataset(Dataset):
     """Windows of tokens by number. Made by `stoker.tokens`."""
 
@@ -203,7 +189,9 @@ class TokenReader(SampleReader):
         return RawSamples(keys, values, [FIELDS] * len(samples), missed=missed)
 
     def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
-        return None
+        if self._index.format in ROW_FORMATS or not self._index.objects_are_shards:
+            return None
+        return TokenGatherer(self._index, self._objects, self._column, self._recorder)
 
     def _window(self, parts: list[tuple[Piece, np.ndarray | SampleError]]) -> dict[str, Any]:
         """A window put together from its pieces."""

@@ -129,6 +129,11 @@ class Index:
         """int64 [shards + 1]: the first sample of each shard, and the number of samples."""
         return self._open().starts
 
+    @property
+    def objects_are_shards(self) -> bool:
+        """Whether a shard is one object; raw files are many in one folder, which is their shard."""
+        return self._open().objects is None
+
     def plan_identity(self) -> str:
         """BLAKE3 of format and ordered (relative shard name, size, samples): what a resumed run must find again."""
         return self.manifest.plan
@@ -176,6 +181,11 @@ class Index:
         codec = "" if view.codecs is None else files.manifest.codecs[view.codecs[at]]
         return Place(ref, start, stop, codec, -1 if view.rows is None else view.rows[at])
 
+    def codec(self, field: str) -> str:
+        """How the field's bytes are coded, as the first sample has them; "" where they are just bytes."""
+        place = self.place(0, field) if len(self) else None
+        return "" if place is None else place.codec
+
     def field_lengths(self, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """int64 [samples]: stored bytes of *field*, 0 where a sample lacks it; and the codecs that it comes in."""
         numbers = self._resolve(field)
@@ -186,6 +196,16 @@ class Index:
             found[start : start + len(lengths)] = lengths
             codecs |= used
         return found, tuple(self.manifest.codecs[number] for number in sorted(codecs)) or ("",)
+
+    def field_starts(self, field: str, first: int, stop: int) -> np.ndarray:
+        """int64 [stop - first]: where *field* of the samples from *first* on begins in its object; -1 where lacking."""
+        numbers = self._resolve(field)
+        found = np.full(stop - first, -1, np.int64)
+        for start in range(first & ~_MASK, stop, BATCH):
+            starts = self._view(start).field_starts(numbers)
+            low, high = max(first, start), min(stop, start + BATCH)
+            found[low - first : high - first] = starts[low - start : high - start]
+        return found
 
     def field_names(self, sample: int) -> tuple[str, ...]:
         """The fields that a sample has, as they lie."""
@@ -301,11 +321,9 @@ class Index:
         """The numbers of the names that a request stands for, in order of preference."""
         files = self._open()
         number = {name: at for at, name in enumerate(files.manifest.fields)}
-        names = [
-            name
-            for part in field.split(";")
-            for name in ((part.strip(), *IMAGE_FIELDS) if part.strip() == "image" else (part.strip(),))
-        ]
+        names = [field]  # a name may hold blanks and semicolons itself
+        for part in field.split(";"):
+            names += (part, part.strip(), *(IMAGE_FIELDS if part.strip() == "image" else ()))
         found = tuple(dict.fromkeys(number[name] for name in names if name in number))
         files.field_numbers[field] = found
         return found

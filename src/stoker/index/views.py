@@ -149,6 +149,15 @@ class SampleView:
                 codecs.update(np.unique(np.asarray(self.codecs)[places]).tolist())
         return found, codecs
 
+    def field_starts(self, numbers: tuple[int, ...]) -> np.ndarray:
+        """By row: where the first of the fields *numbers* that it has begins; -1 for none."""
+        held, ends, offsets = np.asarray(self.names), np.asarray(self._ends), np.asarray(self.offsets)
+        found = np.full(len(ends) - 1, -1, np.int64)
+        for number in reversed(numbers):
+            places = np.flatnonzero(held == number)[::-1]  # of a field that comes twice the first counts
+            found[np.searchsorted(ends, places, side="right") - 1] = offsets[places]
+        return found
+
     def column(self, name: str) -> pa.Array:
         return self._batch.column(2).field(name)
 
