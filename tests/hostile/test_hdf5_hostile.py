@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -261,6 +262,20 @@ def test_the_helper_dies_and_comes_back(tmp_path: Path) -> None:
     assert again.pid != helper.pid
     guard.stop()
     assert not Path(f"/proc/{again.pid}").exists()
+
+
+def test_a_helper_that_ended_is_no_zombie(tmp_path: Path) -> None:
+    """It is gone from the process table although nobody looks again."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = np.arange(3)
+    guard.look("hdf5", path, "x")
+    helper = guard._helpers[os.getpid()].process
+    os.kill(helper.pid, signal.SIGKILL)
+    end_s = time.monotonic() + 30
+    while Path(f"/proc/{helper.pid}").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 def test_an_idle_helper_ends(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ say what is gone as far as the format tells.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from stoker.dataset import Dataset
 from stoker.errors import NotFoundError, ShardError, UsageError
 from stoker.flow import Progress, no_progress
 from stoker.index import Index, default_place
-from stoker.machine import scratch_folder
 from stoker.store import Store, StoreOptions, connect
+from stoker.store.atomic import scratch
 
 LOST_TOLD_MAX = 1_000
 
@@ -72,9 +71,9 @@ def salvage(
     target = connect(dst, options=options)
     if f"{target.url.rstrip('/')}/".startswith(f"{verified.url.rstrip('/')}/"):
         raise UsageError(f"the target {target.url} lies inside the dataset", "salvage into a folder beside it")
-    with tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="stoker-salvage-") as folder:
+    with scratch("salvage") as folder:
         try:
-            store, dataset = open_whole(url, Path(folder), format=format, cache=cache, options=options)
+            store, dataset = open_whole(url, folder, format=format, cache=cache, options=options)
         except ShardError:  # not one whole sample in the dataset
             shards = tuple(SalvagedShard(shard, None, 0) for shard in sorted(verified.damaged))
             return Salvaged(target.url, shards, 0, ())

@@ -7,7 +7,6 @@ whole sample is read and decoded; the places for that come from this pass, not f
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 from stoker.cache import Cache
 from stoker.dataset import Dataset, SampleReader
 from stoker.dataset.open import split_urls
-from stoker.decode import default_for, quiet_pillow
+from stoker.decode import Decoder, default_for, quiet_pillow
 from stoker.errors import MissingExtraError, SampleError, ShardError, StokerError, UsageError
 from stoker.flow import Progress, no_progress, parallel_map
 from stoker.format import ROW_SHARDS, Finding, Findings, SampleEntry, is_image
@@ -32,8 +31,9 @@ from stoker.index import (
 )
 from stoker.index.build import CHECK_FINDINGS_PER_CODE_MAX
 from stoker.index.source import Shard, Source
-from stoker.machine import cpus, scratch_folder
+from stoker.machine import cpus
 from stoker.store import HasPaths, Local, Store, StoreOptions, check_there, connect, innermost
+from stoker.store.atomic import scratch
 
 READ_SAMPLES = 16
 KINDS_MAX = 10_000
@@ -110,14 +110,14 @@ def verify(
                 f"{store.url}: {source.format} is read by a library, from a file", "name a folder: --cache FOLDER"
             )
         quiet_pillow()
-        with tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="stoker-verify-") as folder:
+        with scratch("verify") as folder:
             try:
                 build(source, Local(folder), "index", damaged="keep")
             except ShardError:
                 if source.samples:
                     raise
             else:
-                dataset = Dataset(store, Index(Path(folder) / "index"), cache=None if cache is None else Cache(cache))
+                dataset = Dataset(store, Index(folder / "index"), cache=None if cache is None else Cache(cache))
                 bad = _decode_all(dataset, findings, workers or cpus(), progress)
     else:
         for shard in source.shards():
@@ -219,6 +219,7 @@ def _faults(dataset: Dataset, reader: SampleReader, start: int) -> list[tuple[in
         raise
     except (StokerError, OSError):  # one of them: which, is found out one by one
         samples = []
+    decoders = {name: default_for(name, dataset.index.codec(name)) for name in dataset.index.fields}
     faults = []
     for number in range(start, stop):
         try:
@@ -227,19 +228,19 @@ def _faults(dataset: Dataset, reader: SampleReader, start: int) -> list[tuple[in
             faults.append((number, "", "unreadable", _line(error)))
             continue
         for name, value in values.items():
-            fault = _fault(name, value)
+            fault = _fault(decoders[name], value)
             if fault is not None:
                 faults.append((number, name, "undecodable", fault))
     return faults
 
 
-def _fault(name: str, value: Any) -> str | None:
+def _fault(decoder: Decoder, value: Any) -> str | None:
     """Why a field's value is none; None when it is one."""
     try:
         if isinstance(value, SampleError):
             raise value
         if isinstance(value, bytes | memoryview):
-            default_for(name).decode(value, None, 0)
+            decoder.decode(value, None, 0)
     except SampleError as error:
         return error.message
     return None

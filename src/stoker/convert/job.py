@@ -28,10 +28,10 @@ from stoker.format import SampleEntry
 from stoker.format.mds import Columns, description
 from stoker.format.mds_index import INDEX_NAME, index_json
 from stoker.index import IndexWriter, Manifest, ObjectRef
-from stoker.machine import cpus, scratch_folder
+from stoker.machine import cpus
 from stoker.pack.journal import Journal, Part
 from stoker.store import HasPaths, Store, StoreOptions, TreeDigest, connect, innermost
-from stoker.store.atomic import fsync_folder, make_folders, sweep, temporary_name
+from stoker.store.atomic import fsync_folder, make_folders, scratch, sweep, temporary_name
 from stoker.units import parse_bytes
 
 SHARD_BYTES = 256 * 10**6
@@ -118,15 +118,15 @@ def write(
         if finished is not None:
             journal.close()
             return _report(store, finished, 0)
-    with _folder(store, make=False) as scratch:
-        survey = Survey(target, shard_bytes=shard_bytes, scratch=scratch)
+    with _folder(store, make=False) as folder:
+        survey = Survey(target, shard_bytes=shard_bytes, scratch=folder)
         for number, sample in enumerate(source.read(source.reader(), 0, len(source)), 1):
             survey.add(sample.key, sample.values)
             progress(number, 2 * len(source), 0)
         shape = survey.finish()
     journal.open()
-    with _folder(store, make=True) as scratch:
-        run = _Run(source, target, store, shape, survey.bounds, scratch, journal, progress, source.reader())
+    with _folder(store, make=True) as folder:
+        run = _Run(source, target, store, shape, survey.bounds, folder, journal, progress, source.reader())
         manifest = run.finish(described, workers or min(WORKERS_MAX, cpus()))
     return _report(store, manifest, len(run.made))
 
@@ -148,14 +148,8 @@ def _folder(store: Store, *, make: bool) -> Iterator[Path]:
         sweep(folder)
         yield folder
         return
-    folder = Path(scratch_folder()) / f"stoker-convert-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    sweep(folder)
-    try:
+    with scratch("convert") as folder:
         yield folder
-    finally:
-        with contextlib.suppress(OSError):  # another conversion is at work there
-            folder.rmdir()
 
 
 @dataclass(frozen=True)

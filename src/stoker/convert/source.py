@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from stoker.dataset import Dataset, SampleReader
-from stoker.decode import default_for
+from stoker.decode import Decoder, default_for
 from stoker.errors import SampleError, UsageError
 from stoker.format import ColumnValue
 
@@ -55,12 +55,15 @@ class Source:
         shadowed = sorted({new for old, new in self.rename.items() if new != old} & set(self.dataset.index.columns))
         if shadowed:
             raise UsageError(f"{', '.join(map(repr, shadowed))} is a metadata column already", "choose another name")
-        undecoded = sorted(name for name in self.decode if default_for(name) == default_for(""))
+        undecoded = sorted(name for name in self.decode if self._decoder(name) == default_for(""))
         if undecoded:
             raise UsageError(f"no decoder goes by the name of field {', '.join(map(repr, undecoded))}")
 
     def __len__(self) -> int:
         return len(self.dataset) if self.numbers is None else len(self.numbers)
+
+    def _decoder(self, name: str) -> Decoder:
+        return default_for(name, self.dataset.index.codec(name))
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -115,7 +118,7 @@ class Source:
             raise value
         if isinstance(value, memoryview | bytearray):
             value = bytes(value)
-        return default_for(name).decode(value, None, 0) if name in self.decode and isinstance(value, bytes) else value
+        return self._decoder(name).decode(value, None, 0) if name in self.decode and isinstance(value, bytes) else value
 
 
 def renames(given: Sequence[str]) -> dict[str, str]:

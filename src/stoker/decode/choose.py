@@ -1,4 +1,5 @@
-"""Which decoder a field gets: the one that the caller names, else one by the field's extension."""
+"""Which decoder a field gets: the one that the caller names, else one by how the format says that it is coded, else one
+by the field's extension."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ def resolve(spec: object) -> Decoder:
     raise UsageError(f"a field is decoded by int, float, str, bytes, a decoder or a function, found {spec!r}")
 
 
+_BY_CODEC: dict[str, Decoder] = {"mds:jpeg": Image(), "mds:png": Image(), "mds:pkl": Bytes()}
+"""By the index's codec: what an MDS column holds, its encoding says and not its name."""
 _OF_PICTURES = Image | Resize | CenterCrop | RandomResizedCrop
 
 
@@ -55,10 +58,14 @@ def prepare(decoders: Iterable[Decoder]) -> None:
         resize(np.zeros((4, 4, 3), np.uint8), np.zeros((2, 2, 3), np.uint8))
 
 
-def default_for(field: str) -> Decoder:
-    """The decoder of a field named by its extension; of `a;b` the first counts, of `seg.png` the last part.
+def default_for(field: str, codec: str = "") -> Decoder:
+    """The decoder of a field: by its *codec* in the index where that says enough, else by its name as an extension.
 
-    What is not known is given as bytes: pickles (.pyd, .pkl, .pth) among them, which are never loaded.
+    Of `a;b` the first counts, of `seg.png` the last part. What is not known is given as bytes: pickles (.pyd, .pkl,
+    .pth) among them, which are never loaded.
     """
+    if codec in _BY_CODEC:
+        return _BY_CODEC[codec]
     name = field.split(";")[0].rsplit(".", 1)[-1].strip().lower()
-    return _BY_NAME.get(name, _BY_TYPE[bytes])
+    found = _BY_NAME.get(name, _BY_TYPE[bytes])
+    return Text() if codec == "mds:str" and isinstance(found, Image) else found  # where a picture lies, not a picture

@@ -9,6 +9,7 @@ back is JSON and nothing else.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -43,6 +44,8 @@ class _Helper:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
         )
+        self._reaper = threading.Thread(target=self.process.wait, name="stoker-reaper", daemon=True)
+        self._reaper.start()  # a helper that ended by itself stays no zombie until somebody looks
 
     def ask(self, kind: str, path: Path) -> dict[str, Any] | None:
         """The helper's answer; None when it is dead or silent, and then it is ended."""
@@ -62,7 +65,10 @@ class _Helper:
     def end(self) -> None:
         """Leave nothing running."""
         self.process.kill()
-        self.process.communicate()
+        self._reaper.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]  # both are pipes
 
 
 _lock = threading.Lock()

@@ -79,7 +79,7 @@ def resolve(field: str, names: Sequence[str]) -> str | None:
     for part in field.split(";"):
         wanted = part.strip()
         found: str
-        for found in (wanted, *(IMAGE_FIELDS if wanted == "image" else ())):
+        for found in (part, wanted, *(IMAGE_FIELDS if wanted == "image" else ())):
             if found in names:
                 return found
     return None

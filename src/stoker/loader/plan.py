@@ -52,13 +52,13 @@ def check_arguments(dataset: object, whole: Mapping[str, object], *, on_bad_max:
 def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[tuple[str, Decoder], ...]:
     """The fields to decode and how. UsageError names a field that no sample of the dataset has."""
     if fields is None:
-        return tuple((name, default_for(name)) for name in dataset.fields)
+        return tuple((name, default_for(name, dataset.index.codec(name))) for name in dataset.fields)
     if not isinstance(fields, Mapping):
         raise UsageError(f"fields maps names to decoders, as {{'cls': int}}, found {type(fields).__name__}")
     if not fields:
         raise UsageError("fields is empty: name at least one, as {'image': stoker.image.CenterCrop(224), 'cls': int}")
     for name in fields:
-        wanted = name.split(";")
+        wanted = (name, *(part.strip() for part in name.split(";")))
         known = set(dataset.fields)
         if not dataset.maps and not any(one in known or one == "image" for one in wanted):
             raise UsageError(f"no sample of {dataset.url} has a field {name!r}; there are {', '.join(dataset.fields)}")

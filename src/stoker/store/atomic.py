@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: a temporary sibling, fsync, rename, fsync of the folder.
+"""Files that appear whole or not at all: a temporary sibling, fsync, rename, fsync of the folder. And scratch folders.
 
 A temporary's name carries its owner, so that what a killed process left behind can be told from what a live one writes.
 Surprising: on a file system shared between machines a foreign boot id proves nothing (the owner may live elsewhere), so
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.machine import boot_id, owner_lives, owner_token
+from stoker.errors import StoreError
+from stoker.machine import boot_id, owner_lives, owner_token, scratch_folder
 from stoker.store.keys import TEMPORARY_PREFIX
 
 FOREIGN_AGE_S_MIN = 86_400
@@ -90,3 +93,31 @@ def _left_behind(path: Path) -> bool:
         return time.time() - path.stat().st_mtime > FOREIGN_AGE_S_MIN
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def scratch(purpose: str) -> Iterator[Path]:
+    """An empty folder on the system's scratch space, gone at the end; what killed runs for *purpose* left goes first.
+
+    StoreError where somebody else holds the name of its parent.
+    """
+    home = Path(scratch_folder()) / f"stoker-{purpose}-{os.getuid()}"
+    folder = home / temporary_name()
+    while not folder.is_dir():
+        home.mkdir(mode=0o700, exist_ok=True)
+        found = home.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StoreError(
+                f"{home}: expected a folder of ours, found somebody else's", "set TMPDIR to another folder"
+            )
+        with contextlib.suppress(FileNotFoundError):  # another run ended just now and took the parent with it
+            folder.mkdir()
+    for left in home.iterdir():
+        if left.name.startswith(TEMPORARY_PREFIX) and _left_behind(left):
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run is at work there
+            home.rmdir()
