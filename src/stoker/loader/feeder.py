@@ -111,8 +111,7 @@ class Feeder:
             elif kind == "free" and self._engine is not None:
                 self._engine.free(value)
             elif kind == "state":
-                under_way, free = self._engine.state() if self._engine is not None else (0, 0)
-                send(self._link, ("state", (under_way, free)))
+                send(self._link, ("state", None))
 
     def _start(self, start: Start) -> None:
         if self._engine is None:
@@ -123,7 +122,7 @@ class Feeder:
             slab = Slab(descriptor, layout, slots)
             self._engine = Engine(self._job, slab, self._workshop, Collator(self._job), self._deliver, self._fail)
             self._engine.start(start)
-            self._engine.run()
+            self._engine.set(threads=self._job.work.threads, readers=self._job.work.readers)
         else:
             self._engine.start(start)
 
