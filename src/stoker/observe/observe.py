@@ -65,6 +65,11 @@ class Observed(Generic[Item]):
     """What `observe` gives: iterable as often as the wrapped object is; other attributes are that object's."""
 
     __slots__ = ("__weakref__", "_clock", "_end", "_log", "_tally", "_wrapped")
+    _clock: Clock
+    _end: weakref.finalize[..., Any]
+    _log: RunLog | None
+    _tally: Tally
+    _wrapped: Iterable[Item]
 
     def __init__(self, wrapped: Iterable[Item], tally: Tally, *, summary: bool = False, clock: Clock = SYSTEM) -> None:
         own = object.__setattr__
