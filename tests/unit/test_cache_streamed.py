@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from stoker.cache import Streamed
+from stoker.cache import Streamed, WrongDigestError
 from stoker.cache.descriptors import Descriptors
 from stoker.cache.streamed import GAP_BYTES_MAX
 from stoker.errors import ChangedError, NotFoundError, ShardError, StoreError
@@ -165,7 +165,7 @@ def test_the_digest_of_what_is_expanded_is_compared(tmp_path: Path) -> None:
     good = ObjectRef("x", len(packed), None, digest_of(packed), "zstd", len(DATA))
     objects = Streamed(store)
     assert bytes(objects.read(good, [ByteRange(0, 5)]).data[0]) == DATA[:5]
-    with pytest.raises(ChangedError, match="packed with digest 00"):
+    with pytest.raises(WrongDigestError, match=r"expected digest 00, found .*fetched twice"):
         objects.read(replace(good, digest="00"), [ByteRange(0, 5)])
     objects.close()
 

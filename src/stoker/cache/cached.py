@@ -1,8 +1,9 @@
 """Reading through the cache. A hit is one pread and asks nobody; a miss never waits for its whole object.
 
 A missed range comes from what an admission under way has already brought, or by a ranged request, while the admission
-goes on in the background. Small objects come in by the very request that serves the read. Whole-compressed objects
-alone are waited for: there is no other way to a range of theirs. When the cache's disk fails, reading goes on without.
+goes on in the background. Small objects come in by the very request that serves the read, and by it alone: where their
+digest is known, nobody is given other bytes. Whole-compressed objects alone are waited for: there is no other way to a
+range of theirs. When the cache's disk fails, reading goes on without.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, WrongDigestError, admit, wrong_digest
+from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, admit
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
 from stoker.cache.mapped import Mapped
-from stoker.cache.objects import Read, pread_ranges, slices
+from stoker.cache.objects import Read, WrongDigestError, pread_ranges, slices, wrong_digest
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
 from stoker.clock import SYSTEM, Clock
@@ -193,6 +194,11 @@ class Cached:
         flight, new = self._flight(live, name)
         if ref.compression:
             return self._waited_for(live, home, name, ref, ranges, flight if new else None)
+        if not new and ref.digest is not None and ref.size <= SMALL_BYTES_MAX:
+            whole = flight.whole()  # one request brings it, verified: a range of our own would come no sooner
+            if whole is None:
+                return self.read(ref, ranges)  # it is in, or damaged, or somebody else must try
+            return Read(slices(whole, ranges, f"{self._store.url}: {ref.key!r}"), sum(map(len, ranges)), 0)
         if not new:
             data = flight.read(ranges, f"{self._store.url}: {ref.key!r}")
             return self._streamed.read(ref, ranges) if data is None else Read(data, sum(map(len, data)), 0)
@@ -215,6 +221,7 @@ class Cached:
             if whole is None:
                 self._land(live, name, flight)
         data = bytes(whole.data[0])
+        flight.give(data)
         given = iter((data,))
 
         def pieces() -> Iterable[bytes]:
@@ -235,10 +242,13 @@ class Cached:
         whole = self._whole(ref)
         if ref.digest is None or digest_of(whole.data[0]) == ref.digest:
             return whole
+        self._recorder.count("cache.wrong_digests")
         again = self._whole(ref)
         found = digest_of(again.data[0])
         if found == ref.digest:
             return again
+        self._recorder.count("cache.wrong_digests")
+        self._recorder.count("cache.quarantined")
         live.failures[name] = wrong_digest(self._store, ref, ref.digest, found)
         raise live.failures[name]
 

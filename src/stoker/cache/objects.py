@@ -56,6 +56,18 @@ class Objects(Protocol):
         ...
 
 
+class WrongDigestError(StoreError):
+    """An object's bytes are not those that were packed, or that were there when it was first read."""
+
+
+def wrong_digest(store: Store, ref: ObjectRef, expected: str, found: str) -> WrongDigestError:
+    """The error of an object that was wrong twice."""
+    return WrongDigestError(
+        f"{store.url}: {ref.key!r} is damaged: expected digest {expected}, found {found} (fetched twice)",
+        "copy or pack the shard again; `stoker index URL --check` lists all that is wrong",
+    )
+
+
 def check_object(store: Store, ref: ObjectRef, found: ObjectInfo, *, when: str = "indexed") -> None:
     """ChangedError naming both values unless *found* is what was indexed; *when* says where the version comes from."""
     if found.size != ref.size:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.cache import Objects
+from stoker.cache import Objects, WrongDigestError
 from stoker.dataset.gather import Gatherer, row_gatherer
 from stoker.dataset.rows import RowFiles
 from stoker.errors import SampleError
@@ -20,6 +20,12 @@ from stoker.store import ByteRange
 
 MISSING: Any = object()
 """Stands for the value of a field that a sample does not have."""
+
+
+class QuarantinedError(SampleError):
+    """The sample lies in a shard whose bytes are not those that were packed: fetched twice, not kept, not used."""
+
+    reason = "quarantined shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +82,16 @@ class SampleReader:
             self._locate(sample, at, values[at], wanted)
         cached_bytes = stored_bytes = 0
         for ref, places in wanted.items():
-            if places[0][0].row >= 0:
-                self._rows.read(ref, places, values)
+            try:
+                if places[0][0].row >= 0:
+                    self._rows.read(ref, places, values)
+                    continue
+                read = self._objects.read(ref, [ByteRange(place.start, place.stop) for place, _, _ in places])
+            except WrongDigestError as error:  # its samples are bad, those of other shards are not
+                quarantined = QuarantinedError(error.message, error.hint)
+                for _, at, field in places:
+                    values[at][field] = quarantined
                 continue
-            read = self._objects.read(ref, [ByteRange(place.start, place.stop) for place, _, _ in places])
             cached_bytes += read.cached_bytes
             stored_bytes += read.stored_bytes
             for (place, at, field), data in zip(places, read.data, strict=True):

@@ -42,6 +42,10 @@ class FaultPlan:
     """One byte of the body is another."""
     whole_rate: float = 0.0
     """A range is answered 200 with the whole object."""
+    corrupt_first: int = 0
+    """The first so many GETs of each path are answered with one byte changed, whatever the rate."""
+    paths: str = ""
+    """Only requests whose path contains this are harmed."""
     methods: tuple[str, ...] = ("GET", "HEAD", "PUT", "POST", "DELETE")
     """Requests of other methods pass unharmed, if slowly."""
 
@@ -73,6 +77,7 @@ class FaultProxy:
         self._random = random.Random(self.plan.seed)
         self._lock = threading.Lock()
         self._free_at_s = 0.0
+        self._got: Counter[str] = Counter()
         self._sockets: set[socket.socket] = set()
 
     @property
@@ -110,17 +115,20 @@ class FaultProxy:
         with self._lock:
             self.sent_bytes[path.partition("?")[0]] += count
 
-    def draw(self, method: str) -> _Faults:
+    def draw(self, method: str, path: str) -> _Faults:
         """The faults of the next request."""
         with self._lock:
+            if method == "GET":
+                self._got[path] += 1
+            first = method == "GET" and self._got[path] <= self.plan.corrupt_first
             plan, drawn = self.plan, [self._random.random() for _ in range(6)]
             self.counts["requests"] += 1
         rates = (plan.unavailable_rate, plan.reset_rate, plan.truncate_rate, plan.corrupt_rate, plan.whole_rate)
-        harmed = method in plan.methods
+        harmed = method in plan.methods and plan.paths in path
         unavailable, reset, cut, corrupt, whole = (
             harmed and chance < rate for chance, rate in zip(drawn[:5], rates, strict=True)
         )
-        return _Faults(unavailable, reset, cut, corrupt, whole, where=drawn[5])
+        return _Faults(unavailable, reset, cut, corrupt or (first and harmed), whole, where=drawn[5])
 
     def pace(self, count: int) -> None:
         """Wait until *count* more bytes may pass under the cap that all connections share."""
@@ -168,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < length:
             self.close_connection = True  # the client went away in mid-request
             return
-        faults = self.owner.draw(self.command)
+        faults = self.owner.draw(self.command, self.path.partition("?")[0])
         time.sleep(self.owner.plan.latency_s)
         if faults.unavailable:
             self._unavailable()
