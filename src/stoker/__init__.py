@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stoker import image
     from stoker.cache import Cache
+    from stoker.checkpoint import Checkpointer
     from stoker.dataset import Dataset, open, tokens  # noqa: A004  # the public name is `stoker.open`
     from stoker.decode import json, npy, pt
     from stoker.errors import SampleError, StokerError, UsageError
@@ -33,6 +34,7 @@ _HOMES = {
     "Loader": "stoker.loader",
     "LoaderReport": "stoker.loader",
     "Budget": "stoker.loader",
+    "Checkpointer": "stoker.checkpoint",
     "observe": "stoker.observe",
     "StokerError": "stoker.errors",
     "UsageError": "stoker.errors",
@@ -41,7 +43,7 @@ _HOMES = {
 
 __all__ = [
     "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
-    "LoaderReport", "Budget", "observe", "StokerError", "UsageError", "SampleError",
+    "LoaderReport", "Budget", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 

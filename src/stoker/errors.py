@@ -83,5 +83,9 @@ class CacheError(StokerError, OSError):
     """The cache directory cannot be used as asked."""
 
 
+class CheckpointError(StokerError, RuntimeError):
+    """A checkpoint could not be saved, or is not what was saved."""
+
+
 class FeederError(StokerError, RuntimeError):
     """The feeder process died, fell silent or could not be started."""

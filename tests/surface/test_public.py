@@ -12,7 +12,7 @@ import stoker
 
 NAMES = [
     "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
-    "LoaderReport", "Budget", "observe", "StokerError", "UsageError", "SampleError",
+    "LoaderReport", "Budget", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 

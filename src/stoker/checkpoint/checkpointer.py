@@ -1,0 +1,379 @@
+"""`Checkpointer`: save without stopping training, resume from the newest checkpoint that is whole and right.
+
+A `save` takes from training what copying the state takes; the rest happens in background processes that were started
+before the first step. What is called committed is complete and durable; what is called verified was read back. The
+position of the data loader is saved with the weights, in the same commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from stoker.checkpoint import disk
+from stoker.checkpoint.household import Household
+from stoker.checkpoint.keeper import KeeperJob, Report, connect_tier
+from stoker.checkpoint.lineage import Lineage
+from stoker.checkpoint.manifest import FileEntry, Manifest
+from stoker.checkpoint.names import LOADER, METADATA, NODE, objects_file, own_of_rank
+from stoker.checkpoint.peers import find_peers, find_place
+from stoker.checkpoint.planning import Planning, torch_part
+from stoker.checkpoint.resume import choose
+from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.saver import WRITE_S_MAX, Save, Saver, Staged, entries_of
+from stoker.checkpoint.values import HasState, Resumed, Status, choice, json_of, position_of
+from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
+from stoker.clock import SYSTEM
+from stoker.errors import CheckpointError, UsageError
+from stoker.events import RunLog
+from stoker.store import StoreOptions, parse
+from stoker.units import format_bytes
+
+_log = logging.getLogger("stoker.checkpoint")
+PEERS_S = 60.0
+"""Seconds that another rank may take to answer, beyond what its part of the work may take."""
+ROOM_S = 0.2
+"""Seconds between two looks at a full disk with on_full="wait"."""
+Mode = Literal["async", "sync"]
+OnFull = Literal["skip", "wait", "raise"]
+
+
+class Checkpointer:
+    """Saves and resumes training state over several tiers. In a job of several ranks, all make one, with the same
+    arguments, after `init_process_group`, and call its methods together.
+
+    *local*: a folder on a fast disk (with mode="sync": any folder, such as one on Lustre). *remote*: a URL, or several,
+    nearest first: `s3://…`, `/lustre/…`; where every checkpoint is copied in the background. *keep*: how many to keep
+    on each tier, or {"local": 2, "remote": 5, "every": 5000}; multiples of `every` are kept for ever. *mode* "sync":
+    `save` returns when the checkpoint is durable. *on_full*: what `save` does while the last one is still being
+    written, or the disk is full: "skip" this one with a warning, "wait" for room, or "raise". *failures_max*: failed
+    saves in a row after which `save` raises. *bytes_per_s_max* bounds the traffic to each remote.
+    """
+
+    def __init__(
+        self,
+        local: str | Path,
+        remote: str | Path | Sequence[str | Path] | None = None,
+        keep: int | Mapping[str, int] | Keep = 3,
+        *,
+        mode: Mode = "async",
+        on_full: OnFull = "skip",
+        failures_max: int = 3,
+        bytes_per_s_max: float | None = None,
+        options: StoreOptions | None = None,
+        timeout_s: float = PEERS_S,
+    ) -> None:
+        choice("mode", mode, "async", "sync")
+        choice("on_full", on_full, "skip", "wait", "raise")
+        place = parse(local)
+        if place.scheme != "file":
+            raise UsageError(f"local must be a folder, found {local}", "give the bucket as remote=")
+        self.root = Path(place.path)
+        self._mode, self._on_full, self._failures_max, self._timeout_s = mode, on_full, failures_max, timeout_s
+        urls = [remote] if isinstance(remote, str | Path) else list(remote or ())
+        disk.make_root(self.root)
+        self._local = connect_tier(str(self.root), None)
+        self._remotes = [connect_tier(str(url), options, bytes_per_s_max) for url in urls]
+        self._log = RunLog.from_environment()
+        self._peers = find_peers()
+        self._place = find_place(self._peers, self.root)
+        self._description: tuple[Any, Any, bytes] | None = None
+        self._last: Save | None = None
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._committed: str | None = None
+        self._protected_s: float | None = None
+        self._rounds = 0
+        self._line = Lineage(self._peers, self._place, [self._local, *self._remotes])
+        first = self._line.first_number
+        patience_s = timeout_s + (WRITE_S_MAX if on_full == "wait" else 0.0)
+        self._planning = Planning(self._peers, first, self._cannot, timeout_s=timeout_s, patience_s=patience_s)
+        self._saver = Saver(
+            self._peers.another(), self._place, finish=self._finish, copy=self._copy, timeout_s=timeout_s
+        )
+        self._saver.on_end = self._ended
+        job = KeeperJob(
+            self.root, tuple(map(str, urls)), Keep.of(keep), first, self._peers.rank == 0, options,
+            bytes_per_s_max,
+        )  # fmt: skip
+        self._household = Household(job, self._reported) if self._place.leader == self._peers.rank else None
+
+    # --- saving ---
+
+    def save(
+        self, step: int, state: Mapping[str, Any], *, loader: HasState | None = None,
+        metrics: Mapping[str, float] | None = None, per_rank: object = None,
+    ) -> Save:  # fmt: skip
+        """Save *state* as of now: models, optimizers, schedulers, dicts of tensors and values.
+
+        Returns when the state was copied (mode "async"); what becomes of it is told by the returned value. *loader*'s
+        position belongs to the same commit. *per_rank* is for what differs between ranks, such as random states.
+        UsageError for what could not be resumed; CheckpointError when too many saves failed in a row.
+        """
+        began_s = SYSTEM.monotonic()
+        self._check_failures()
+        tensors = torch_part()
+        planner = tensors.flat(tensors.plain_state(state), self._peers.rank == 0)
+        position = None if loader is None else json_of(loader)
+        own = None if per_rank is None else tensors.own_bytes(per_rank)
+        attempt, skipped = self._planning.agree(step, planner)
+        if attempt is None:
+            return self._skip(step, skipped, began_s)
+        plan, staging = self._planning.plan, self._planning.staging
+        objects, index = tensors.objects_of(plan, planner)
+        small = {objects_file(self._peers.rank): objects} if objects else {}
+        if own is not None:
+            small[own_of_rank(self._peers.rank)] = own
+        if position is not None and self._peers.rank == 0:
+            small[LOADER] = position
+        staging.fill(planner)
+        self._guard(state)
+        job = WriteJob(self.root / attempt.name, self._peers.rank, plan.layout.files, small)
+        save = self._last = Save(step, attempt.name)
+        image = (staging.serial, staging.descriptor, staging.nbytes)
+        metrics = {name: float(value) for name, value in (metrics or {}).items()}
+        self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, metrics))
+        save.blocked_s = SYSTEM.monotonic() - began_s
+        if self._mode == "sync":
+            save.wait()
+            save.blocked_s = SYSTEM.monotonic() - began_s
+            if save.error is not None:
+                raise save.error
+        return save
+
+    def _check_failures(self) -> None:
+        last = self._last
+        if self._saver.failures >= self._failures_max and last is not None and last.error is not None:
+            raise CheckpointError(
+                f"{self._saver.failures} checkpoints in a row could not be saved; the last: {last.error.message}",
+                last.error.hint or "raise failures_max to train on without",
+            )
+
+    def _cannot(self, nbytes: int) -> str | None:
+        """Why this rank cannot save now, after waiting if that is what `on_full` says."""
+        waits = self._on_full == "wait"
+        if not self._saver.wait_free(None if waits else 0):
+            return "the last checkpoint is still being written"
+        while disk.free_bytes(self.root) < nbytes + SMALL_BYTES_FREE:
+            if not waits:
+                return f"{self.root}: the disk has no room for a checkpoint of {format_bytes(nbytes)}"
+            if self._household is not None:
+                self._household.poke()
+            SYSTEM.sleep(ROOM_S)
+        return None
+
+    def _guard(self, state: Mapping[str, Any]) -> None:
+        """Let optimizers wait for copies that still run, even when `before_optimizer_step` is not called."""
+        for value in state.values():
+            if hasattr(value, "register_step_pre_hook") and value not in self._hooked:
+                self._hooked.add(value)
+                value.register_step_pre_hook(functools.partial(_before_step, weakref.ref(self)))
+
+    def _skip(self, step: int, reason: str, began_s: float) -> Save:
+        if self._on_full == "raise":
+            raise CheckpointError(f"step {step}: not saved: {reason}")
+        _log.warning("stoker: checkpoint of step %d skipped: %s", step, reason)
+        save = self._last = Save(step, None, SYSTEM.monotonic() - began_s)
+        save.end("skipped", CheckpointError(f"step {step}: skipped: {reason}"))
+        self._note("checkpoint_skipped", step=step, reason=reason)
+        return save
+
+    def before_optimizer_step(self) -> None:
+        """Wait until the last `save` has copied all that the optimizer is about to change. Optimizers that were saved
+        call it by themselves; call it before you change saved tensors in another way. On a CPU there is nothing to wait
+        for."""
+        self._planning.settle()
+
+    # --- in the saving thread ---
+
+    def _finish(self, staged: Staged, votes: list[Any]) -> Manifest:
+        """Commit what all ranks have written."""
+        tensors = torch_part()
+        objects = [(rank, *place) for rank, vote in enumerate(votes) for place in vote[2]]
+        known, plan = self._description, self._planning.plan
+        if known is None or known[0] is not plan or known[1] != objects:
+            known = self._description = (plan, objects, tensors.metadata_bytes(plan, objects))
+        data = known[2]
+        entry = FileEntry(METADATA, len(data), disk.crc32c(data), 0)
+        manifest = Manifest(
+            attempt=staged.attempt.name, step=staged.attempt.step, number=staged.attempt.number, run=self._line.run,
+            lineage=self._line.name, parent=self._line.parent, world_size=self._peers.world_size,
+            created_s=SYSTEM.wall(), torch=tensors.torch_version(), files=(*entries_of(votes), entry), metrics=staged.metrics,
+        )  # fmt: skip
+        self._commit(staged, manifest, data)
+        return manifest
+
+    def _commit(self, staged: Staged, manifest: Manifest, description: bytes) -> None:
+        if not self._place.shared:
+            ranks = json.dumps(list(self._place.ranks)).encode()
+            disk.write_named(staged.job.folder / NODE, ranks)
+        commit(staged.job.folder, manifest, description)
+
+    def _copy(self, staged: Staged, manifest: Manifest) -> None:
+        """At another node: commit this node's part; torch's description lies with rank 0 and at the remotes."""
+        ranks = json.dumps(list(self._place.ranks)).encode()
+        try:
+            disk.write_named(staged.job.folder / NODE, ranks)
+            commit(staged.job.folder, manifest, None)
+        except OSError as error:
+            raise CheckpointError(f"{staged.job.folder}: {error.strerror or error}") from error
+
+    def _ended(self, staged: Staged, manifest: Manifest | None) -> None:
+        """A save is decided."""
+        save = staged.save
+        if manifest is None:
+            self._note("checkpoint_failed", step=save.step, name=save.name, reason=str(save.error))
+            return
+        self._committed = self._line.parent = manifest.attempt
+        self._note(
+            "checkpoint_committed", step=save.step, name=save.name, blocked_s=round(save.blocked_s, 6),
+            durable_s=round(save.durable_s or 0.0, 6), bytes=manifest.nbytes,
+        )  # fmt: skip
+        if self._household is not None:
+            self._household.poke()
+
+    def _reported(self, report: Report) -> None:
+        """The keeper has done a cycle."""
+        if report.remotes and report.settled:
+            self._protected_s = SYSTEM.monotonic()
+        if report.uploaded or report.deleted or report.damaged:
+            self._note(
+                "checkpoint_kept", uploaded=report.uploaded, sent_bytes=report.sent_bytes, deleted=report.deleted,
+                damaged=report.damaged,
+            )  # fmt: skip
+
+    def _note(self, event: str, **fields: object) -> None:
+        if self._log is not None:
+            self._log.write(event, rank=self._peers.rank, **fields)
+
+    # --- resuming ---
+
+    def resume(
+        self, state: Mapping[str, Any] | None = None, *, loader: HasState | None = None, step: int | None = None,
+        strict: bool = True,
+    ) -> Resumed | None:  # fmt: skip
+        """Load the newest checkpoint that is complete, verified and covers *state*, in place; None when there is none.
+
+        Every byte is compared before the first live tensor changes; a candidate that is damaged, or does not fit, is
+        passed over with a warning. *step* goes back to an older one: what is saved after that is a new lineage. Without
+        *state* nothing is loaded: the folder is told. *strict*: names in the state and in the checkpoint must be the
+        same. CheckpointError when checkpoints exist, or may exist on a tier that does not answer, and none can be used.
+        """
+        part = _load_part() if state is not None else None
+        kept: dict[str, Any] = {}
+
+        def check(folder: Path, manifest: Manifest) -> list[str]:
+            if part is None or state is None:
+                return []
+            kept["opened"] = part.Opened.of(folder, manifest)
+            kept["target"] = part.target_of(state, kept["opened"])
+            return list(part.problems(kept["target"], kept["opened"], strict=strict))
+
+        self._rounds += 1
+        chosen = choose(
+            self._peers, self._place, self._local, self._remotes, step=step, check=check, topic=f"resume/{self._rounds}"
+        )
+        if chosen is None:
+            return None
+        folder, manifest = chosen
+        with self._local.reading(manifest.attempt) if folder.parent == self.root else contextlib.nullcontext():
+            position = position_of(folder, manifest)
+            if loader is not None and position is not None:
+                loader.load_state_dict(dict(position))  # first, since it may refuse, and nothing has changed yet
+            if part is not None and state is not None:
+                part.load(state, kept["target"], kept["opened"])
+                tensors = torch_part()
+                self._planning.prepare(tensors.flat(tensors.plain_state(state), self._peers.rank == 0))
+            own = self._own(folder, manifest)
+        self._line.follow(manifest, rewound=step is not None)
+        self._note("checkpoint_resumed", step=manifest.step, name=manifest.attempt, folder=str(folder))
+        return Resumed(manifest.step, manifest.attempt, folder, manifest.metrics, position, own, manifest.world_size)
+
+    def _own(self, folder: Path, manifest: Manifest) -> Any:
+        """What this rank kept for itself, if there are as many ranks as then."""
+        name = own_of_rank(self._peers.rank)
+        if not any(entry.name.startswith("rank/") for entry in manifest.files):
+            return None
+        if manifest.world_size != self._peers.world_size:
+            _log.warning(
+                "stoker: resume: per_rank values are dropped: saved by %d ranks, now %d",
+                manifest.world_size, self._peers.world_size,
+            )  # fmt: skip
+            return None
+        return _load_part().own_value((folder / name).read_bytes()) if (folder / name).exists() else None
+
+    # --- the end of things ---
+
+    def wait(self, seconds: float | None = None, *, remote: bool = False) -> bool:
+        """Wait until the last save is durable: on the local disk, and with *remote* on every remote too. For SIGTERM
+        and pre-emption: `wait(20)`. False when the time is over or the save failed. Only the rank that keeps house (the
+        lowest of a disk's) can wait for remotes; others wait for the local disk."""
+        deadline_s = None if seconds is None else SYSTEM.monotonic() + seconds
+        last = self._last
+        if last is None or last.name is None:
+            return last is None
+        if not last.wait(seconds):
+            return False
+        if not remote or self._household is None or not self._remotes:
+            return True
+        name = last.name
+        left_s = None if deadline_s is None else max(0.0, deadline_s - SYSTEM.monotonic())
+        return self._household.wait_for(
+            lambda report: (
+                report.settled and report.newest == name and all(one.newest == name for one in report.remotes)
+            ),
+            left_s,
+        )
+
+    def status(self) -> Status:
+        """Where saving stands."""
+        house = self._household
+        report = house.report if house is not None else None
+        remotes = tuple((one.url, one.newest, one.trouble) for one in report.remotes) if report is not None else ()
+        return Status(
+            committed=self._committed,
+            writing=self._saver.busy,
+            failures=self._saver.failures,
+            last=self._last,
+            remotes=remotes,
+            pending_uploads=sum(len(one.pending) for one in report.remotes) if report is not None else 0,
+            protected_age_s=None if self._protected_s is None else SYSTEM.monotonic() - self._protected_s,
+        )
+
+    def close(self, seconds: float = 3600.0) -> None:
+        """Wait until the last save is durable everywhere, at most *seconds*, then end the background processes."""
+        if self._last is not None and self._last.state != "skipped" and not self.wait(seconds, remote=True):
+            _log.warning("stoker: closed before the checkpoint of step %d was on every tier", self._last.step)
+        self._saver.close()
+        if self._household is not None:
+            self._household.close()
+        self._planning.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(3600.0 if kind is None else 60.0)
+
+
+def _before_step(owner: weakref.ref[Checkpointer], *arguments: object) -> None:
+    """An optimizer's hook, which must not keep a Checkpointer alive."""
+    checkpointer = owner()
+    if checkpointer is not None:
+        checkpointer.before_optimizer_step()
+
+
+def _load_part() -> Any:
+    """The file that loads tensors: imported when something is resumed."""
+    return importlib.import_module("stoker.checkpoint.load")

@@ -1,0 +1,86 @@
+"""The trainer's side of a background process: start it before the first step, notice its death, start it again.
+
+A process that died takes nothing with it: staged state lies in the trainer's memory, the rest on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import stoker
+from stoker.checkpoint.wire import Ear, receive, send
+from stoker.errors import CheckpointError
+
+STOP_S_MAX = 2.0
+
+
+class Helper:
+    """A background process of this one in a role of `worker`."""
+
+    def __init__(self, role: str) -> None:
+        if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+            raise CheckpointError("stoker.Checkpointer needs Linux 5.3 or newer (memfd, pidfd)")
+        self.role = role
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with theirs:
+            command = [sys.executable, "-P", "-m", "stoker.checkpoint.worker", role, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
+            )
+        self._ear = Ear(self.link, self._process.pid)
+        self._end = weakref.finalize(self, _end, self.link, self._process, self._ear, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def tell(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Send it a message. EOFError when it is dead."""
+        try:
+            send(self.link, message, descriptors)
+        except OSError as error:
+            raise EOFError(str(error)) from error
+
+    def hear(self, timeout_s: float) -> tuple[str, Any] | None:
+        """Its next message, or None at the timeout. EOFError when it is dead and left none."""
+        if not self._ear.wait(timeout_s):
+            return None
+        message, _ = receive(self.link)
+        return message  # type: ignore[no-any-return]  # the wire carries our own pairs
+
+    def last_words(self) -> str:
+        """How it ended, once it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S_MAX)
+        code = self._process.returncode
+        how = "closed its connection" if code is None else f"ended with code {code}"
+        return f"the checkpoint process (role {self.role}, pid {self.pid}) {how}"
+
+    def close(self) -> None:
+        """End it, whatever it does just now."""
+        self._end()
+
+
+def _end(link: socket.socket, process: subprocess.Popen[bytes], ear: Ear, owner: int) -> None:
+    """Also the finalizer: at garbage collection and interpreter exit, but not in forked children."""
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(OSError):
+        link.close()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()  # what it leaves half done has no marker
+    process.wait()
+    ear.close()

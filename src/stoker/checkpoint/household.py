@@ -1,0 +1,107 @@
+"""The trainer's line to the keeper: pokes it after each commit, keeps its latest report, starts it again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from stoker.checkpoint.helper import Helper
+from stoker.checkpoint.keeper import KeeperJob, Report
+
+_log = logging.getLogger("stoker.checkpoint")
+DEATHS_MAX = 5
+"""Keepers that die one after the other without a report, after which none is started any more."""
+
+
+class Household:
+    """A supervised keeper."""
+
+    def __init__(self, job: KeeperJob, on_report: Callable[[Report], None]) -> None:
+        self._job, self._on_report = job, on_report
+        self._changed = threading.Condition()
+        self._closing = False
+        self.report: Report | None = None
+        """The latest, None before the first."""
+        self.trouble: str | None = None
+        """Why the last cycle could not be finished; None when it was."""
+        self.deaths = 0
+        self._keeper = self._start()
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="stoker-checkpoint-keeper")
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id."""
+        return self._keeper.pid
+
+    def poke(self) -> None:
+        """Something changed: look again. A keeper that is dead is started again by the listening thread."""
+        with self._changed:
+            try:
+                self._keeper.tell(("look", None))
+            except EOFError:
+                return
+
+    def wait_for(self, settled: Callable[[Report], bool], seconds: float | None) -> bool:
+        """Wait for a report of which *settled* is true."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closing or (self.report is not None and settled(self.report)), seconds
+            ) and (self.report is not None and settled(self.report))
+
+    def close(self) -> None:
+        """End the keeper; what it was at is taken up by the next one."""
+        with self._changed:
+            self._closing = True
+            self._keeper.close()
+            self._changed.notify_all()
+        self._thread.join(5)
+
+    def _start(self) -> Helper:
+        keeper = Helper("keep")
+        keeper.tell(("begin", self._job))
+        return keeper
+
+    def _listen(self) -> None:
+        died = 0
+        while not self._closing:
+            try:
+                heard = self._keeper.hear(0.5)
+            except EOFError:
+                died += 1
+                if self._closing or not self._again(died):
+                    return
+                continue
+            except ValueError:  # the socket was closed meanwhile
+                return
+            if heard is not None and heard[0] != "ready":
+                died = 0
+                self._take(*heard)
+
+    def _again(self, died: int) -> bool:
+        """Start a new keeper, unless they die one after the other."""
+        with self._changed:
+            if self._closing:
+                return False
+            self.deaths += 1
+            words = self._keeper.last_words()
+            self._keeper.close()
+            if died >= DEATHS_MAX:
+                _log.error("stoker: %s, %d times in a row: no uploads and no clean-up any more", words, died)
+                return False
+            _log.warning("stoker: %s; started again", words)
+            self._keeper = self._start()
+            return True
+
+    def _take(self, kind: str, value: object) -> None:
+        with self._changed:
+            if isinstance(value, Report):
+                self.report, self.trouble = value, None
+            else:
+                self.trouble = str(value)
+            self._changed.notify_all()
+        if isinstance(value, Report):
+            for line in value.damaged:
+                _log.error("stoker: checkpoint damaged: %s", line)
+            self._on_report(value)

@@ -1,0 +1,257 @@
+"""A save after the copy: written by the background process, agreed on by all ranks, committed. A thread a rank.
+
+The thread only waits: for the writing process, then for the other ranks. A writing process that died is started again
+and the save is resubmitted, since what it needs lies in this process's memory. No failure is lost: it is on the save
+itself, in `status()`, in the run log, and a warning says it; after several in a row the next `save` raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stoker.checkpoint.helper import Helper
+from stoker.checkpoint.manifest import FileEntry, Manifest
+from stoker.checkpoint.names import Attempt
+from stoker.checkpoint.peers import Peers, Place, failure_of
+from stoker.checkpoint.writer import WriteJob, discard
+from stoker.clock import SYSTEM, Clock
+from stoker.errors import CheckpointError, StokerError, reason_of
+
+_log = logging.getLogger("stoker.checkpoint")
+WRITE_S_MAX = 3600.0
+"""Seconds after which a disk that does not finish a write counts as lost."""
+WRITER_TRIES = 3
+"""How often one save is given to a new writing process when the last one died over it."""
+SaveState = Literal["writing", "committed", "failed", "skipped"]
+
+
+class UndecidedError(CheckpointError):
+    """This rank does not know what was decided: its files must stay, since rank 0 may have committed them."""
+
+
+@dataclass
+class Save:
+    """One call of `Checkpointer.save`: what has become of it."""
+
+    step: int
+    name: str | None
+    """Name of the checkpoint's folder; None when the save was skipped at once."""
+    blocked_s: float = 0.0
+    """Seconds that the call took from training."""
+    durable_s: float | None = None
+    """Seconds from the call until the checkpoint was complete on the local disk."""
+    state: SaveState = "writing"
+    error: StokerError | None = None
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is decided; whether it is committed locally."""
+        self._ended.wait(seconds)
+        return self.state == "committed"
+
+    def end(self, state: SaveState, error: StokerError | None = None) -> None:
+        """Decide it."""
+        self.state, self.error = state, error
+        self._ended.set()
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A save whose state lies in staging memory."""
+
+    save: Save
+    attempt: Attempt
+    job: WriteJob
+    objects: Any
+    """Where this rank's values that are no tensors lie in their file."""
+    image: tuple[int, int, int]
+    """Identity, descriptor and length of the staging memory."""
+    began_s: float
+    settle: Callable[[], None]
+    metrics: Mapping[str, float]
+
+
+Finish = Callable[[Staged, list[Any]], Manifest]
+"""At rank 0: commit what all ranks have written; given every rank's ("written", entries, objects)."""
+Copy = Callable[[Staged, Manifest], None]
+"""At the leader of another node's disk: the same, for its files."""
+
+
+class Saver:
+    """Takes staged saves one at a time."""
+
+    def __init__(
+        self, peers: Peers, place: Place, *, finish: Finish, copy: Copy, timeout_s: float, clock: Clock = SYSTEM
+    ) -> None:
+        self._peers, self._place, self._finish, self._copy = peers, place, finish, copy
+        self._timeout_s, self._clock = timeout_s, clock
+        self._writer: Helper | None = Helper("write")
+        self._image: int | None = None
+        self._waiting: Staged | None = None
+        self._changed = threading.Condition()
+        self._closing = False
+        self.failures = 0
+        """Saves that failed since the last one that did not."""
+        self.writers_lost = 0
+        self.on_end: Callable[[Staged, Manifest | None], None] = lambda staged, manifest: None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="stoker-checkpoint")
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether staging memory is in use."""
+        with self._changed:
+            return self._waiting is not None
+
+    def wait_free(self, seconds: float | None) -> bool:
+        """Wait until staging memory is free."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._waiting is None, seconds)
+
+    def submit(self, staged: Staged) -> None:
+        """Take over a staged save; the staging memory is in use from now on."""
+        with self._changed:
+            if not self._thread.is_alive():
+                raise CheckpointError("the saving thread has ended", "see its traceback on stderr")
+            assert self._waiting is None
+            self._waiting = staged
+            self._changed.notify_all()
+
+    def writer_pid(self) -> int | None:
+        """Process id of the writing process."""
+        return self._writer.pid if self._writer is not None else None
+
+    def close(self) -> None:
+        """End the thread and the writing process; a save under way is given up."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._writer is not None:
+            self._writer.close()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._closing:
+                    if self._waiting is not None:
+                        self._waiting.save.end("failed", CheckpointError("the Checkpointer was closed"))
+                    return
+                staged = self._waiting
+            assert staged is not None
+            try:
+                self._bring_home(staged)
+            finally:  # a fault of ours ends this thread, but leaves nobody waiting
+                if staged.save.state == "writing":
+                    staged.save.end("failed", CheckpointError(f"step {staged.save.step}: the saving thread ended"))
+                with self._changed:
+                    self._waiting = None
+                    self._changed.notify_all()
+
+    def _bring_home(self, staged: Staged) -> None:
+        """Write, vote, commit; whatever happens, the save is decided at the end."""
+        vote = self._written(staged)
+        wrote_s = self._clock.monotonic() - staged.began_s
+        try:
+            manifest = self._decide(staged, vote, wait_s=self._timeout_s + 10 * wrote_s)
+        except StokerError as error:
+            self._failed(staged, error)
+            return
+        staged.save.durable_s = self._clock.monotonic() - staged.began_s
+        self.failures = 0
+        self.on_end(staged, manifest)
+        staged.save.end("committed")
+
+    def _decide(self, staged: Staged, vote: tuple[Any, ...], wait_s: float) -> Manifest:
+        """The manifest, once all ranks have written and rank 0 has committed; CheckpointError when one could not."""
+        topic = f"save/{staged.attempt.name}"
+        verdict: tuple[str, Any]
+        try:
+            votes = self._peers.gather(topic, vote, wait_s)
+            if self._peers.rank == 0:
+                reason = failure_of(votes)
+                if reason is not None:
+                    raise CheckpointError(reason)
+                verdict = ("committed", self._finish(staged, votes))
+            else:
+                verdict = ("", None)
+        except (StokerError, OSError) as error:
+            verdict = ("failed", error.message if isinstance(error, StokerError) else reason_of(error))
+        try:
+            decided, value = self._peers.spread(topic, verdict, 10 * wait_s)
+        except CheckpointError as error:
+            raise UndecidedError(error.message) from error
+        if decided != "committed":
+            raise CheckpointError(f"step {staged.save.step}: not saved: {value}")
+        if self._place.leader == self._peers.rank != 0:
+            try:
+                self._copy(staged, value)
+            except CheckpointError as error:
+                raise UndecidedError(error.message) from error
+        return value  # type: ignore[no-any-return]  # rank 0 spread a Manifest
+
+    def _failed(self, staged: Staged, error: StokerError) -> None:
+        if not isinstance(error, UndecidedError):
+            discard(staged.job.folder)
+        self.failures += 1
+        _log.warning("stoker: %s", error)
+        self.on_end(staged, None)
+        staged.save.end("failed", error)
+
+    # --- the writing process ---
+
+    def _written(self, staged: Staged) -> tuple[Any, ...]:
+        """This rank's vote: ("written", entries, objects) or ("failed", reason)."""
+        staged.settle()
+        for _ in range(WRITER_TRIES):
+            try:
+                entries = self._ask(staged)
+            except EOFError:
+                if self._closing or self._writer is None:
+                    return "failed", "the Checkpointer was closed"
+                _log.warning("stoker: %s; started again", self._writer.last_words())
+                self.writers_lost += 1
+                self._restart()
+            except CheckpointError as error:
+                return "failed", error.message
+            else:
+                return "written", entries, staged.objects
+        return "failed", f"the writing process died {WRITER_TRIES} times over this save"
+
+    def _ask(self, staged: Staged) -> tuple[FileEntry, ...]:
+        writer = self._writer
+        if writer is None:
+            raise EOFError
+        identity, descriptor, nbytes = staged.image
+        if nbytes and self._image != identity:
+            writer.tell(("image", nbytes), (descriptor,))
+            self._image = identity
+        writer.tell(("write", staged.job))
+        deadline_s = self._clock.monotonic() + WRITE_S_MAX
+        while (left_s := deadline_s - self._clock.monotonic()) > 0:
+            heard = writer.hear(left_s)
+            if heard is None:
+                continue
+            kind, value = heard
+            if kind == "written":
+                return value  # type: ignore[no-any-return]  # the wire carries our own entries
+            if kind == "failed":
+                raise value
+        self._restart()
+        raise CheckpointError(f"{staged.job.folder}: the disk did not finish writing within {WRITE_S_MAX:.0f} s")
+
+    def _restart(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._image = None
+        self._writer = Helper("write")
+
+
+def entries_of(votes: list[Any]) -> tuple[FileEntry, ...]:
+    """All ranks' files."""
+    return tuple(entry for vote in votes for entry in vote[1])

@@ -1,0 +1,84 @@
+"""What callers of a Checkpointer give and get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from stoker.checkpoint.manifest import Manifest
+from stoker.checkpoint.names import LOADER
+from stoker.checkpoint.saver import Save
+from stoker.errors import CheckpointError, UsageError
+
+
+class HasState(Protocol):
+    """What `loader=` may be: a `stoker.Loader`, or anything else whose state is JSON."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What `resume` went on from."""
+
+    step: int
+    name: str
+    folder: Path
+    """Where its files lie: loadable by `torch.distributed.checkpoint.load` too."""
+    metrics: Mapping[str, float]
+    loader: Mapping[str, Any] | None
+    """The saved position of the data loader, also when none was given."""
+    per_rank: Any
+    """What this rank saved as `per_rank`; None when the number of ranks is another now."""
+    world_size: int
+    """Of the run that saved it."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where saving stands."""
+
+    committed: str | None
+    """The newest checkpoint that is complete on the local disk."""
+    writing: bool
+    failures: int
+    """Saves that failed since the last one that succeeded. Above 0: look at `last.error`."""
+    last: Save | None
+    """The latest call of `save`."""
+    remotes: tuple[tuple[str, str | None, str | None], ...]
+    """For each remote: URL, newest checkpoint that is complete and verified there, what is wrong with it."""
+    pending_uploads: int
+    protected_age_s: float | None
+    """Seconds since all remotes had all that they must have; None before that, or without a remote. When it grows, a
+    remote is down or too slow."""
+
+
+def json_of(loader: HasState) -> bytes:
+    """A loader's position. UsageError when it is no JSON."""
+    state = loader.state_dict()
+    try:
+        return json.dumps(state).encode()
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the loader's state is no JSON: {error}", "save it as a part of the state instead") from None
+
+
+def position_of(folder: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """The saved position of the data loader, which was verified with all the rest."""
+    if not any(entry.name == LOADER for entry in manifest.files):
+        return None
+    try:
+        found = json.loads((folder / LOADER).read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}/{LOADER}: cannot be read: {error}") from error
+    return found if isinstance(found, dict) else None
+
+
+def choice(name: str, found: object, *allowed: str) -> None:
+    """UsageError unless *found* is allowed."""
+    if found not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, found {found!r}")

@@ -1,0 +1,109 @@
+"""The background processes of a rank: `python -P -m stoker.checkpoint.worker ROLE SOCKET TRAINER_PID`.
+
+"write" takes staged memory and writes it to the local disk; "keep" uploads, verifies and expires. Neither imports torch
+or the user's `__main__`: what they move are bytes. Both run at low priority (SCHED_BATCH and nice, as the feeder does:
+without both a woken thread preempts the training step), and end when the trainer does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from stoker.checkpoint.keeper import Keeper, KeeperJob
+from stoker.checkpoint.wire import Ear, receive, send
+from stoker.checkpoint.writer import WriteJob, write_rank
+from stoker.errors import CheckpointError, StokerError
+
+NICE = 10
+FOREVER_S = 86_400.0
+
+
+def yield_to_trainer() -> None:
+    """Never preempt the training step."""
+    with contextlib.suppress(PermissionError):  # a container may forbid it; then saving disturbs a little more
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.nice(NICE)
+
+
+class _Writer:
+    """The role "write": maps each staging memory once."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._image: mmap.mmap | None = None
+
+    def answer(self, kind: str, value: Any, descriptors: list[int]) -> None:
+        """One message of the trainer."""
+        if kind == "image":
+            if self._image is not None:
+                self._image.close()
+            self._image = mmap.mmap(descriptors[0], value, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+            os.close(descriptors[0])
+        elif kind == "write":
+            send(self._link, self._write(value))
+
+    def _write(self, job: WriteJob) -> tuple[str, object]:
+        view = memoryview(b"") if self._image is None else memoryview(self._image)
+        try:
+            return "written", write_rank(job, view)
+        except CheckpointError as error:
+            return "failed", error
+        finally:
+            view.release()
+
+
+def write(link: socket.socket, ear: Ear) -> None:
+    """Serve until the trainer is gone."""
+    writer = _Writer(link)
+    while True:
+        while not ear.wait(FOREVER_S):
+            pass
+        (kind, value), descriptors = receive(link)
+        writer.answer(kind, value, descriptors)
+
+
+def keep(link: socket.socket, ear: Ear) -> None:
+    """Look after the tiers when told to, and again on its own while something is left to do."""
+    while not ear.wait(FOREVER_S):
+        pass
+    (_, job), _ = receive(link)
+    assert isinstance(job, KeeperJob)
+    keeper = Keeper(job)
+    wait_s = 0.0
+    while True:
+        if ear.wait(wait_s):
+            receive(link)
+        try:
+            report = keeper.cycle()
+        except StokerError as error:
+            send(link, ("trouble", error))
+            wait_s = job.retry_s
+        else:
+            send(link, ("report", report))
+            wait_s = FOREVER_S if report.settled else job.retry_s
+
+
+def main() -> None:
+    """The process."""
+    role, descriptor, trainer = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; its end is ours
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher signals the whole group, while `wait()` still needs us
+    logging.basicConfig(format="%(message)s")
+    yield_to_trainer()
+    with socket.socket(fileno=descriptor) as link, contextlib.suppress(EOFError, BrokenPipeError, ProcessLookupError):
+        ear = Ear(link, trainer)
+        send(link, ("ready", os.getpid()))
+        {"write": write, "keep": keep}[role](link, ear)
+
+
+if __name__ == "__main__":
+    main()
