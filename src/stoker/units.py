@@ -44,3 +44,27 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|µs|ms|s|min|h)?\s*")
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of "180ms", "1.5s", "2min" or "0.18" (seconds). Raises UsageError on anything else."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"not a duration: {text!r}", "write a number with a unit: us, ms, s, min or h, as 180ms")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+_RATE = re.compile(r"(.*?)(b|bit|B|)\s*(?:/s|ps)?\s*")
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second of "20GB/s", "7GB" or, with a small b, of bits: "100Gb/s". Raises UsageError on anything else."""
+    match = _RATE.fullmatch(text)
+    try:
+        return parse_bytes(match[1] if match else text) / (8 if match and match[2] in ("b", "bit") else 1)
+    except UsageError:
+        raise UsageError(f"not a rate: {text!r}", "write bytes or bits a second, as 20GB/s or 100Gb/s") from None
