@@ -26,6 +26,7 @@ COMMANDS = {
     "index": "Build or check the index of a dataset.",
     "inspect": "Describe a dataset: fields, sizes, labels, order.",
     "pack": "Pack raw files into shards.",
+    "plan": "Will the data keep up? The formulas, with typical or given rates.",
     "verify": "Find all that is wrong with a dataset; save what is whole.",
 }
 
