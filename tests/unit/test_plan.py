@@ -36,7 +36,7 @@ def test_too_few_cores_starve_and_the_plan_says_how_many_would_do() -> None:
 
 
 def test_a_shared_store_is_divided_among_the_nodes_and_a_cache_relieves_it() -> None:
-    """Ten nodes on 20 GB/s are tight; with half of the dataset cached the store gives half as much; all cached, nothing."""
+    """Ten nodes on 20 GB/s are tight; with half of the dataset cached the store gives half; all cached, nothing."""
     demand = Demand(256, 110_000, 0.18, gpus=8, nodes=10)
     bare = plan(demand, Supply(cores=96, store_bytes_per_s=20e9))
     assert (bare.verdict, bare.narrowest.name) == ("tight", "store")

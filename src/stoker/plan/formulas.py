@@ -98,7 +98,7 @@ class Supply:
             if value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{name} must be a number from 0 on, found {value!r}")
         if self.cache_bytes and self.dataset_bytes is None:
-            raise UsageError("what a cache saves depends on the dataset: give dataset_bytes too")
+            raise UsageError("what a cache saves depends on the dataset: give dataset_bytes (--dataset) too")
 
     @property
     def cached_share(self) -> float:
