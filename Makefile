@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SRC := src tests bench examples tools
 
-.PHONY: demo test check bench bench-env crash fuzz docs constraints clean
+.PHONY: demo test check bench bench-env crash fuzz oracle docs constraints clean
 
 .venv/.ready: pyproject.toml constraints.txt tools/bootstrap.sh
 	tools/bootstrap.sh
@@ -29,6 +29,10 @@ FUZZ_S ?= 60
 fuzz: .venv/.ready
 	FUZZ_S=$(FUZZ_S) $(PY) tests/fuzz.py
 
+oracle: .venv/.ready
+	tools/oracle.sh
+	$(PY) -m pytest tests/interop/test_tensorflow_oracle.py
+
 bench: .venv/.ready
 	$(PY) bench/run.py
 
@@ -43,4 +47,4 @@ constraints: .venv/.ready
 	.venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' > constraints.txt
 
 clean:
-	rm -rf .venv .venv-interop .venv-bench .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-interop .venv-oracle .venv-bench .mypy_cache .ruff_cache build dist
