@@ -205,7 +205,8 @@ class Checkpointer:
         manifest = Manifest(
             attempt=staged.attempt.name, step=staged.attempt.step, number=staged.attempt.number, run=self._line.run,
             lineage=self._line.name, parent=self._line.parent, world_size=self._peers.world_size,
-            created_s=SYSTEM.wall(), torch=tensors.torch_version(), files=(*entries_of(votes), entry), metrics=staged.metrics,
+            created_s=SYSTEM.wall(), torch=tensors.torch_version(), files=(*entries_of(votes), entry),
+            metrics=staged.metrics,
         )  # fmt: skip
         self._commit(staged, manifest, data)
         return manifest
