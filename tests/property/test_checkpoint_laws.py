@@ -63,9 +63,11 @@ class Tiers(RuleBasedStateMachine):
         name = choice.draw(sampled_from(sorted(self.local)))  # type: ignore[attr-defined]
         self.local[name] = replace(self.local[name], pinned=pinned)
 
-    @rule(remote=integers(0, remotes - 1))
-    def upload(self, remote: int) -> None:
+    @precondition(lambda self: self.far)
+    @rule(choice=data())
+    def upload(self, choice: object) -> None:
         """The most urgent upload succeeds; at a remote, complete is verified."""
+        remote = choice.draw(integers(0, self.remotes - 1))  # type: ignore[attr-defined]
         wanted = to_upload(list(self.local.values()), list(self.far[remote].values()), self.keep)
         if self.local:
             newest = max(self.local.values(), key=lambda one: one.number)
@@ -87,9 +89,11 @@ class Tiers(RuleBasedStateMachine):
             if self.keep.permanent(gone.step):
                 assert all(name in far for far in self.far)
 
-    @rule(remote=integers(0, remotes - 1))
-    def expire_there(self, remote: int) -> None:
+    @precondition(lambda self: self.far)
+    @rule(choice=data())
+    def expire_there(self, choice: object) -> None:
         """The same at a remote."""
+        remote = choice.draw(integers(0, self.remotes - 1))  # type: ignore[attr-defined]
         for name in expired_remote(list(self.far[remote].values()), self.keep):
             gone = self.far[remote].pop(name)
             newer = [o for o in self.far[remote].values() if o.lineage == gone.lineage and o.number > gone.number]
@@ -106,8 +110,15 @@ class Tiers(RuleBasedStateMachine):
         assert {one.attempt for one in self.ever.values() if self.keep.permanent(one.step)} <= everywhere
 
 
-Tiers.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+class LocalOnly(Tiers):
+    """The same without a remote: then "verified" is said of the local disk."""
+
+    remotes = 0
+
+
+Tiers.TestCase.settings = LocalOnly.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestTiers = Tiers.TestCase
+TestLocalOnly = LocalOnly.TestCase
 
 
 SIDE = 5
