@@ -48,6 +48,14 @@ def memory_bytes_free() -> int:
     return free
 
 
+def run_delay_s() -> float:
+    """Seconds that this thread was ready to run and had no CPU, so far; 0 where the kernel does not count them."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def oom_kills() -> int | None:
     """How many processes of this cgroup the kernel killed for memory so far; None where it does not say."""
     for line in (_cgroup_file("memory.events") or "").splitlines():

@@ -29,11 +29,13 @@ from stoker.events import HERE
 from stoker.loader.arrays import Shape, shape_of
 from stoker.loader.batch import Batch, Delivered, Failed
 from stoker.loader.collate import Collator
+from stoker.loader.control import Decision
 from stoker.loader.engine import Engine
+from stoker.loader.governor import Governor
 from stoker.loader.job import Job, Start
 from stoker.loader.layout import SlotLayout, lay_out
-from stoker.loader.plan import slots_within
-from stoker.loader.slab import Slab, create
+from stoker.loader.plan import shared, slots_within
+from stoker.loader.slab import Slab, create, grow
 from stoker.loader.wire import Waiter, receive, send
 from stoker.loader.work import Workshop
 
@@ -97,6 +99,11 @@ class Feeder:
         names = None if job.dataset.maps else tuple(name for name, _ in job.fields)
         self._workshop = Workshop(job, job.dataset.reader(names, HERE))
         self._engine: Engine | None = None
+        self._slab: Slab | None = None
+        self._memory = -1
+        """Descriptor of the slab's memory, by which it grows."""
+        self._governor: Governor | None = None
+        self._feeders = 0
 
     def serve(self, waiter: Waiter) -> None:
         """Answer the trainer until it says close or is gone."""
@@ -109,22 +116,51 @@ class Feeder:
             if kind == "start":
                 self._start(value)
             elif kind == "free" and self._engine is not None:
-                self._engine.free(value)
+                slots, waited_s, at_s = value
+                self._engine.free(slots)
+                if self._governor is not None:
+                    self._governor.heard(waited_s, at_s)
             elif kind == "state":
                 send(self._link, ("state", None))
 
     def _start(self, start: Start) -> None:
         if self._engine is None:
-            layout = layout_of(self._job, self._workshop, start)
-            slots = slots_within(self._job.work, layout.nbytes)
-            descriptor = create(layout, slots)
-            send(self._link, ("slab", (layout, slots)), (descriptor,))
-            slab = Slab(descriptor, layout, slots)
-            self._engine = Engine(self._job, slab, self._workshop, Collator(self._job), self._deliver, self._fail)
-            self._engine.start(start)
-            self._engine.set(threads=self._job.work.threads, readers=self._job.work.readers)
-        else:
-            self._engine.start(start)
+            self._engine = self._make_engine(start)
+        self._engine.start(start)
+        if start.feeders != self._feeders:
+            self._share(self._engine, start.feeders)
+
+    def _make_engine(self, start: Start) -> Engine:
+        """The slab, which the trainer is told of, and the engine over it."""
+        layout = layout_of(self._job, self._workshop, start)
+        slots, slots_max = slots_within(self._job.work, layout.nbytes, start.feeders)
+        self._memory = create(layout, slots, slots_max)
+        send(self._link, ("slab", (layout, slots, slots_max)), (self._memory,))
+        self._slab = Slab(os.dup(self._memory), layout, slots, slots_max)
+        return Engine(self._job, self._slab, self._workshop, Collator(self._job), self._deliver, self._fail)
+
+    def _share(self, engine: Engine, feeders: int) -> None:
+        """Work with this feeder's share of threads and CPUs, now that there are *feeders* of them."""
+        assert self._slab is not None
+        self._feeders = feeders
+        setting, limits = shared(self._job.work, feeders, self._slab.slots, self._slab.slots_max)
+        engine.set(threads=setting.threads, readers=setting.readers)
+        if self._governor is not None:
+            self._governor.stop()
+        if self._job.work.adapt:
+            self._governor = Governor(engine, setting, limits, self._deepen, self._decided)
+            self._governor.start()
+
+    def _deepen(self, slots: int) -> None:
+        """Have *slots* slots, if memory allows it."""
+        assert self._slab is not None and self._engine is not None
+        new = grow(self._slab, self._memory, slots)
+        if new:
+            self._tell(("slots", self._slab.slots))
+            self._engine.free(new)
+
+    def _decided(self, decision: Decision) -> None:
+        self._tell(("control", decision))
 
     def _deliver(self, batch: Batch) -> None:
         now = SYSTEM.monotonic()
@@ -139,7 +175,7 @@ class Feeder:
             tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(),
         )  # fmt: skip
         try:
-            self._tell(told)
+            self._tell(("batch", told))
         except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
             assert self._engine is not None
             self._engine.free([batch.slot])
@@ -156,12 +192,12 @@ class Feeder:
         return SampleError(f"epoch {batch.epoch}, step {batch.step} cannot be sent to the training process: {error}")
 
     def _fail(self, start: Start, error: BaseException) -> None:
-        self._tell(failed(start.generation, error))
+        self._tell(("batch", failed(start.generation, error)))
 
-    def _tell(self, news: Delivered | Failed) -> None:
-        """Called by the engine's threads: when nobody listens any more the process has nothing left to do."""
+    def _tell(self, message: tuple[str, object]) -> None:
+        """Called by threads: when nobody listens any more the process has nothing left to do."""
         try:
-            send(self._link, ("batch", news))
+            send(self._link, message)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
 

@@ -47,6 +47,12 @@ class Work:
     """Slots wanted; fewer, but never under 4, when they would pass `ram_bytes`."""
     ram_bytes: int
     """Bytes for slots and for what was read ahead, half each."""
+    cpus: int
+    """CPU time that may be used, in cores."""
+    adapt: bool = True
+    """Whether threads, readers, slots and feeders follow the measured waits."""
+    pinned: bool = False
+    """Whether the slots will be page-locked, and so cannot become more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,10 @@ class Start:
     generation: int
     epoch: int
     position: int
+    feeders: int = 1
+    """How many feeders share the plan, step by step in turn."""
+    turn: int = 0
+    """Which of them this one is."""
 
 
 def pack(job: Job) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -17,14 +18,16 @@ from stoker.clock import SYSTEM
 from stoker.dataset.dataset import Dataset
 from stoker.errors import SampleError, UsageError
 from stoker.events import RunLog
-from stoker.loader.attribute import Interval, attribute
+from stoker.loader.attribute import attribute
 from stoker.loader.batch import Bad, Delivered, Failed
 from stoker.loader.handout import HandOut
 from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
+from stoker.loader.lanes import Lane, Lanes
 from stoker.loader.plan import Budget, Shuffle, check_arguments, plan_fields, plan_order, plan_split, plan_work
-from stoker.loader.process import FeederProcess, rebuild
+from stoker.loader.process import rebuild
 from stoker.loader.ranks import find_ranks
 from stoker.loader.report import LoaderReport, Tally
+from stoker.loader.slab import Slab
 from stoker.order import Position, plan_hash
 
 
@@ -86,7 +89,7 @@ class Loader:
         self._layout = layout
         self._tensor = importlib.import_module("stoker.loader.torch") if output == "torch" else None
         self._device = self._tensor.Device(device) if self._tensor is not None and device is not None else None
-        work = plan_work(dataset, budget, ranks)
+        work = plan_work(dataset, budget, ranks, pinned=self._device is not None)
         self._job = Job(
             dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work,
             natural=fields is None,
@@ -102,8 +105,8 @@ class Loader:
         self._ahead: tuple[int, int, int] | None = None
         self._live: weakref.ref[_Epoch] | None = None
         self._bad_count = 0
-        self._handout: HandOut | None = None
-        self._feeder: FeederProcess | None = FeederProcess(self._job)
+        feeders = budget.feeders if budget is not None and budget.feeders is not None else 1
+        self._lanes: Lanes | None = Lanes(self._job, self._hand_out, feeders)
 
     # --- epochs ---
 
@@ -112,7 +115,7 @@ class Loader:
         return self._split.steps()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._feeder is None:
+        if self._lanes is None:
             raise UsageError("the loader is closed")
         if self._begun:  # the last iteration was left in the middle: this one is the next epoch
             self.epoch, self._position = self.epoch + 1, 0
@@ -159,49 +162,62 @@ class Loader:
 
     def _begin(self) -> Start:
         """Make sure that the feeder works on what comes next, and say from where."""
-        assert self._feeder is not None
-        if self._ahead != (self._generation, self.epoch, self._position):
+        assert self._lanes is not None
+        widened = self._lanes.widen()
+        if widened or self._ahead != (self._generation, self.epoch, self._position):
             self._generation += 1
-            self._feeder.start(Start(self._generation, self.epoch, self._position))
+            self._lanes.start(Start(self._generation, self.epoch, self._position))
         return Start(self._generation, self.epoch, self._position)
 
     def _next(self, start: Start, step: int) -> Any:
         began = SYSTEM.monotonic()
-        feeder = self._feeder
-        if feeder is None:
+        if self._lanes is None:
             raise UsageError("the loader is closed")
-        told = self._receive(feeder)
+        lane, told = self._lanes.receive(self._generation)
         if isinstance(told, Failed):
             self._ahead = None
             raise rebuild(told)
         assert (told.epoch, told.step) == (start.epoch, step), "the feeder's order is broken"
-        self._check_bad(told)
+        lane.feeder.counts = told.counts
+        self._check_bad(lane, told)
         self._position = self._split.consumed_after(start.position, step + 1)
         if told.rows == 0:
-            self._pass_over(feeder, told)
+            self._pass_over(lane, told)
             return None
-        assert self._handout is not None
         copied_s = SYSTEM.monotonic()
-        copies = self._handout.must_copy() or self._device is not None
-        batch = self._handout.batch(told)
+        copies = lane.handed.must_copy() or self._device is not None
+        batch = lane.handed.batch(told)
         if self._device is not None:
             batch = self._device.copy(batch)
-        ended = SYSTEM.monotonic()
-        intervals = (*told.intervals, *self._start_interval(feeder), *((("copy", copied_s, ended),) if copies else ()))
-        parts = attribute(began, ended, intervals)
-        self._tally.waited(began, ended, parts)
-        self._tally.got(told.rows, told.bad, told.counts)
-        if self._log is not None:
-            self._log.write(
-                "batch", epoch=told.epoch, step=told.step, rows=told.rows, rank=self._split.rank, began_s=began,
-                wait_s=ended - began, stages={k: round(v, 6) for k, v in parts.items()}, bad=[b.key for b in told.bad],
-                counts=told.counts,
-            )  # fmt: skip
+        self._account(self._lanes, told, began, SYSTEM.monotonic(), copied_s if copies else None)
         return batch if self._layout == "dict" else tuple(batch[name] for name, _ in self._fields)
 
-    def _pass_over(self, feeder: FeederProcess, told: Delivered) -> None:
+    def _account(self, lanes: Lanes, told: Delivered, began: float, ended: float, copied_s: float | None) -> None:
+        """Say where the time of one `next()` went."""
+        intervals = told.intervals
+        if copied_s is not None:
+            intervals = (*intervals, ("copy", copied_s, ended))
+        starting = None if self._tally.batches else lanes.start_interval()
+        if starting is not None:
+            intervals = (*intervals, ("start", *starting))
+        parts = attribute(began, ended, intervals)
+        self._tally.waited(began, ended, parts)
+        self._tally.got(told.rows, told.bad, lanes.counts() if len(lanes) > 1 else told.counts)
+        lanes.waited(ended - began)
+        decisions = lanes.decisions()
+        if self._log is None:
+            return
+        self._log.write(
+            "batch", epoch=told.epoch, step=told.step, rows=told.rows, rank=self._split.rank, began_s=began,
+            wait_s=ended - began, stages={k: round(v, 6) for k, v in parts.items()}, bad=[b.key for b in told.bad],
+            counts=told.counts,
+        )  # fmt: skip
+        for one in decisions:
+            self._log.write("control", rank=self._split.rank, reason=one.reason, **asdict(one.setting))
+
+    def _pass_over(self, lane: Lane, told: Delivered) -> None:
         """Every sample of the batch was skipped: alone, this process goes on; with others it would fall out of step."""
-        feeder.free([told.slot])
+        lane.feeder.free([told.slot])
         self._tally.skipped(told.bad)
         if self._split.world_size > 1:
             raise SampleError(
@@ -210,37 +226,19 @@ class Loader:
                 "on_bad='replace' keeps the ranks in step",
             )
 
-    def _receive(self, feeder: FeederProcess) -> Delivered | Failed:
-        """The next batch of this generation; slots of dropped ones go straight back."""
-        slots = self._handout.freed() if self._handout is not None else []
-        while True:
-            if slots:
-                feeder.free(slots)
-            told = feeder.next()
-            if self._handout is None and feeder.slab is not None:
-                to_tensor = self._tensor.to_tensor if self._tensor is not None else None
-                rows, key, kept = self._split.batch_size, self.dataset.key, self._device is None
-                self._handout = HandOut(feeder.slab, to_tensor, rows, key, kept=kept)
-                if self._device is not None:
-                    self._device.attach(feeder.slab)
-            if told.generation == self._generation or (isinstance(told, Failed) and told.generation < 0):
-                return told
-            slots = [told.slot] if isinstance(told, Delivered) else []
+    def _hand_out(self, slab: Slab) -> HandOut:
+        """What makes batches of a feeder's slots."""
+        to_tensor = self._tensor.to_tensor if self._tensor is not None else None
+        if self._device is not None:
+            self._device.attach(slab)
+        return HandOut(slab, to_tensor, self._split.batch_size, self.dataset.key, kept=self._device is None)
 
-    def _start_interval(self, feeder: FeederProcess) -> tuple[Interval, ...]:
-        return (
-            (("start", feeder.started_s, feeder.ready_s),)
-            if feeder.ready_s is not None and not self._tally.batches
-            else ()
-        )
-
-    def _check_bad(self, told: Delivered) -> None:
+    def _check_bad(self, lane: Lane, told: Delivered) -> None:
         self._bad_count += len(told.bad)
         share = self._split.samples // self._split.world_size
         allowed = self._bad_policy.limit(share)
         if told.bad and self._bad_count > allowed:
-            assert self._feeder is not None
-            self._feeder.free([told.slot])
+            lane.feeder.free([told.slot])
             raise SampleError(
                 f"{self._bad_count} bad samples, but at most {allowed} of {share} a rank and epoch may be "
                 f"(on_bad_max={self._bad_policy.share_max}); the last: {told.bad[-1].message}",
@@ -267,11 +265,11 @@ class Loader:
 
     def close(self) -> None:
         """End the feeder. Batches in use stay valid."""
-        if self._feeder is not None:
+        if self._lanes is not None:
             if self._device is not None:
                 self._device.close()
-            self._feeder.close()
-            self._feeder = None
+            self._lanes.close()
+            self._lanes = None
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -290,10 +288,14 @@ class _Epoch(Iterator[Any]):
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._start = loader._begin()
-        self._steps = loader._split.steps(self._start.position)
-        self._step = 0
+        self._begin()
         self.ended = False
+
+    def _begin(self) -> None:
+        """From where the loader stands to the end of the epoch."""
+        self._start = self._loader._begin()
+        self._steps = self._loader._split.steps(self._start.position)
+        self._step = 0
 
     def __next__(self) -> Any:
         loader = self._loader
@@ -301,6 +303,9 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         if self._start.generation != loader._generation or loader._live is None or loader._live() is not self:
             raise UsageError("this iterator was replaced by a newer iter() of the same loader")
+        if loader._lanes is not None and loader._lanes.widen():  # the plan goes on from here with more feeders
+            loader._ahead = None
+            self._begin()
         self.ended = True  # unless a batch comes: after an error this epoch does not go on
         while self._step < self._steps:
             batch = loader._next(self._start, self._step)

@@ -10,6 +10,7 @@ from stoker import machine
 from stoker.dataset.dataset import Dataset
 from stoker.decode import Decoder, default_for, resolve
 from stoker.errors import UsageError
+from stoker.loader.control import Limits, Setting
 from stoker.loader.job import Work
 from stoker.loader.ranks import Ranks
 from stoker.loader.slab import SLOTS_MIN
@@ -21,6 +22,10 @@ SMALL_SLOT_BYTES = 1 << 20
 """Of slots up to this size there are twice as many: a batch takes 100 µs then, and being woken takes half of that."""
 READERS_REMOTE = 16
 """Reading threads where a read is a round trip: at 50 ms and 8 samples a request some 2,500 samples/s."""
+READERS_MAX = 256
+THREADS_MAX = 128
+"""Threads that wait for something else than a CPU may be many; those that compute never get beyond the CPUs."""
+SLOTS_MAX = 64
 RAM_SHARE = 0.25
 """Share of the free memory that all feeders of a node may use together."""
 
@@ -35,6 +40,10 @@ class Budget:
     """Decoding threads; default: the cgroup's CPUs divided by the local ranks."""
     ram_bytes: int | None = None
     """Bytes for batches and read-ahead; default: a quarter of the free memory divided by the local ranks."""
+    feeders: int | None = None
+    """Feeder processes; default: one, and more when the transform turns out to hold the GIL."""
+    adapt: bool = True
+    """Whether threads, readers, slots and feeders follow the measured waits; else they stay as they begin."""
 
 
 def check_arguments(dataset: object, whole: Mapping[str, object], *, on_bad_max: object) -> None:
@@ -99,18 +108,34 @@ def _fits_cache(dataset: Dataset) -> bool:
     return limit is None or sum(index.shard(n).size for n in range(len(index.shard_starts) - 1)) <= limit
 
 
-def plan_work(dataset: Dataset, budget: Budget | None, ranks: Ranks) -> Work:
+def plan_work(dataset: Dataset, budget: Budget | None, ranks: Ranks, *, pinned: bool) -> Work:
     """Threads and memory under the budget."""
     given = budget or Budget()
-    for name, value in (("cpus", given.cpus), ("ram_bytes", given.ram_bytes)):
+    for name, value in (("cpus", given.cpus), ("ram_bytes", given.ram_bytes), ("feeders", given.feeders)):
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"Budget({name}=) is a whole number, at least 1, found {value!r}")
     threads = given.cpus or max(1, machine.cpus() // ranks.local_world_size)
     ram = given.ram_bytes or int(machine.memory_bytes_free() * RAM_SHARE / ranks.local_world_size)
-    return Work(threads, READERS_REMOTE if dataset.remote else 0, SLOTS, ram)
+    return Work(threads, READERS_REMOTE if dataset.remote else 0, SLOTS, ram, threads, given.adapt, pinned)
 
 
-def slots_within(work: Work, slot_bytes: int) -> int:
-    """How many slots of that size the work may have."""
+def slots_within(work: Work, slot_bytes: int, feeders: int) -> tuple[int, int]:
+    """How many slots of that size one of *feeders* begins with, and how many it may come to."""
     wanted = work.slots if slot_bytes > SMALL_SLOT_BYTES else 2 * work.slots
-    return max(SLOTS_MIN, min(wanted, work.ram_bytes // 2 // slot_bytes))
+    room = work.ram_bytes // 2 // feeders // slot_bytes
+    slots = max(SLOTS_MIN, min(wanted, room))
+    return slots, max(slots, min(SLOTS_MAX, room)) if work.adapt and not work.pinned else slots
+
+
+def shared(work: Work, feeders: int, slots: int, slots_max: int) -> tuple[Setting, Limits]:
+    """What one of *feeders* begins with, and what it may come to."""
+    threads = max(1, work.threads // feeders)
+    setting = Setting(threads, -(-work.readers // feeders), slots, feeders)
+    limits = Limits(
+        threads=max(threads, THREADS_MAX // feeders),
+        readers=max(setting.readers, READERS_MAX // feeders),
+        slots=slots_max,
+        feeders=max(feeders, work.cpus),
+        cpus=work.cpus / feeders,
+    )
+    return setting, limits

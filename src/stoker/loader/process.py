@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from stoker import machine
 from stoker.clock import SYSTEM, Clock
 from stoker.errors import FeederError, StokerError
 from stoker.loader.batch import Delivered, Failed
+from stoker.loader.control import Decision
 from stoker.loader.job import Job, Start, pack
 from stoker.loader.slab import Slab
 from stoker.loader.wire import Waiter, pair, receive, send
@@ -44,6 +46,12 @@ class FeederProcess:
         self.started_s = clock.monotonic()
         self.ready_s: float | None = None
         self.slab: Slab | None = None
+        self.decisions: list[Decision] = []
+        """What its control changed, oldest first; whoever reads them empties the list."""
+        self.counts: Mapping[str, float] = {}
+        """Its totals, as of its last batch."""
+        self.waited_s = 0.0
+        """How long the trainer waited in all, which the feeder is told."""
         self._freed: list[int] = []
         self._owner = os.getpid()
         self._link, theirs = pair()
@@ -88,7 +96,7 @@ class FeederProcess:
     def _tell_freed(self) -> None:
         if self._freed:
             freed, self._freed = self._freed, []
-            self._say(("free", freed))
+            self._say(("free", (freed, self.waited_s, self._clock.monotonic())))
 
     def next(self) -> Delivered | Failed:
         """The next batch or failure, of any generation. FeederError when none can come any more."""
@@ -112,10 +120,26 @@ class FeederProcess:
         except EOFError:
             raise self._death() from None
 
+    def look(self) -> bool:
+        """Whether it is ready; waits for nothing. FeederError when it is gone."""
+        try:
+            while self.ready_s is None:
+                (kind, value), descriptors = receive(self._link, socket.MSG_DONTWAIT)
+                self._note(kind, value, descriptors, self._clock.monotonic())
+        except BlockingIOError:
+            return False
+        except EOFError:
+            raise self._death() from None
+        return True
+
     def _note(self, kind: str, value: Any, descriptors: list[int], now: float) -> None:
         if kind == "slab":
-            layout, slots = value
-            self.slab = Slab(descriptors[0], layout, slots)
+            layout, slots, slots_max = value
+            self.slab = Slab(descriptors[0], layout, slots, slots_max)
+        elif kind == "slots" and self.slab is not None:
+            self.slab.slots = value
+        elif kind == "control":
+            self.decisions.append(value)
         elif kind == "ready":
             self.ready_s = now
 
@@ -153,6 +177,8 @@ class FeederProcess:
             if kills is not None and before is not None and kills > before:
                 how += f", and the kernel killed {kills - before} process(es) of this cgroup for memory meanwhile"
                 hint = "lower batch_size or Budget(ram_bytes=…), or give the job more memory"
+            elif -code == signal.SIGBUS:
+                hint = "a shard was cut short while it was mapped, or its disk failed (see dmesg)"
             elif -code == signal.SIGKILL:
                 hint = "somebody killed it: the kernel for want of memory (see dmesg), or a person"
             else:

@@ -29,8 +29,11 @@ SLOTS_MIN = 4
 at the seam of two epochs with 2 slots."""
 
 
-def create(layout: SlotLayout, slots: int) -> int:
-    """A reserved memfd for *slots* slots; its descriptor. FeederError says how much was asked and how much is free."""
+def create(layout: SlotLayout, slots: int, slots_max: int | None = None) -> int:
+    """A memfd with room for *slots_max* slots, of which *slots* are reserved; its descriptor.
+
+    FeederError says how much was asked and how much is free.
+    """
     wanted, free = layout.slab_bytes(slots), memory_bytes_free()
     if wanted > free:
         raise FeederError(
@@ -41,6 +44,7 @@ def create(layout: SlotLayout, slots: int) -> int:
         )
     descriptor = os.memfd_create("stoker-slab", os.MFD_CLOEXEC)
     try:
+        os.ftruncate(descriptor, layout.slab_bytes(slots_max or slots))
         os.posix_fallocate(descriptor, 0, wanted)
     except OSError as error:
         os.close(descriptor)
@@ -54,11 +58,13 @@ def create(layout: SlotLayout, slots: int) -> int:
 class Slab:
     """One side's mapping of the slab."""
 
-    def __init__(self, descriptor: int, layout: SlotLayout, slots: int) -> None:
+    def __init__(self, descriptor: int, layout: SlotLayout, slots: int, slots_max: int | None = None) -> None:
+        """Map the memfd and close *descriptor*."""
         self.layout = layout
         self.slots = slots
+        self.slots_max = slots_max or slots
         self._arrays: dict[int, dict[str, np.ndarray]] = {}
-        self._map = mmap.mmap(descriptor, layout.slab_bytes(slots))
+        self._map = mmap.mmap(descriptor, layout.slab_bytes(self.slots_max))
         os.close(descriptor)
 
     def arrays(self, slot: int) -> dict[str, np.ndarray]:
@@ -93,3 +99,18 @@ class Slab:
 def _free(freed: deque[int], slot: int, owner: int) -> None:
     if os.getpid() == owner:
         freed.append(slot)
+
+
+def grow(slab: Slab, descriptor: int, slots: int) -> list[int]:
+    """Reserve more of the memfd, up to *slots* in all, and say which are new: none where memory does not allow it."""
+    slots = min(slots, slab.slots_max)
+    more = (slots - slab.slots) * slab.layout.nbytes
+    if more <= 0 or more > memory_bytes_free():
+        return []
+    try:
+        os.posix_fallocate(descriptor, slab.layout.slot_offset(slab.slots), more)
+    except OSError:  # refused: what is there stays
+        return []
+    new = list(range(slab.slots, slots))
+    slab.slots = slots
+    return new

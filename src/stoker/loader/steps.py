@@ -35,13 +35,19 @@ class Steps:
         self._order = order
         self._split = split
         self._epoch, self._position, self._number = start.epoch, start.position, 0
+        self._turn = 0
         self._block: list[Step] = []
 
     def take(self) -> Step:
-        """The next step."""
-        if not self._block:
-            self._look_up()
-        return self._block.pop()
+        """The next step of this feeder: every n-th of the plan, where n feeders share it."""
+        while True:
+            if not self._block:
+                self._look_up()
+            step = self._block.pop()
+            mine = self._turn == self.start.turn
+            self._turn = (self._turn + 1) % self.start.feeders
+            if mine:
+                return step
 
     def _look_up(self) -> None:
         """Plan the next steps, at least one."""

@@ -20,15 +20,15 @@ class Device:
 
     def __init__(self, name: str) -> None:
         self.copy = Copier(name)
-        self._locked: PageLocked | None = None
+        self._locked: list[PageLocked] = []
 
     def attach(self, slab: Slab) -> None:
         """Lock the slab's pages; on a CPU there is nothing to lock."""
         if self.copy.device.type == "cuda":
-            self._locked = PageLocked(*slab.address())
+            self._locked.append(PageLocked(*slab.address()))
 
     def close(self) -> None:
         """Finish the copies and unlock."""
         self.copy.close()
-        if self._locked is not None:
-            self._locked.close()
+        for locked in self._locked:
+            locked.close()
