@@ -36,9 +36,9 @@ def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_comparison_is_that_of_the_documentation() -> None:
-    """Every format that is read has its row, and docs/datasets.md holds the same table."""
+    """Every format that is read has its row, and docs/formats.md holds the same table."""
     assert {one.name for one in COMPARISON} == {*OWNS, "files"}
-    assert f"\n{markdown()}\n" in (ROOT / "docs" / "datasets.md").read_text()
+    assert f"\n{markdown()}\n" in (ROOT / "docs" / "formats.md").read_text()
 
 
 def test_the_comparison_is_printed(tmp_path: Path) -> None:

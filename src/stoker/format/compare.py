@@ -1,4 +1,4 @@
-"""What the formats are good for, in one table: `stoker formats` prints it, docs/datasets.md holds it."""
+"""What the formats are good for, in one table: `stoker formats` prints it, docs/formats.md holds it."""
 
 from __future__ import annotations
 

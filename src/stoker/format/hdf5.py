@@ -30,6 +30,8 @@ SPAN_BYTES_MAX = 64 << 20
 """Neighbouring rows that are read at once; more are read in several goes."""
 CHUNK_BYTES = 1 << 20
 """What the writer makes a chunk of: a read of one row expands no more, and a row of it is found in memory next."""
+CHUNK_ROWS_MAX = 4_096
+"""Of small values: a chunk takes its place in the file whole, however few rows there are, and a row is read by it."""
 _FIXED_KINDS = "biufc"
 _RAGGED = "ragged "
 _ARRAY = "stoker_array"
@@ -295,7 +297,7 @@ class Hdf5Writer:
             dtype = self._library.vlen_dtype(np.dtype(np.uint8 if stored == "bytes" else stored[len(_RAGGED) :]))
         else:
             dtype = np.dtype(stored)
-        rows = max(1, CHUNK_BYTES // max(16, _size(first)))
+        rows = min(CHUNK_ROWS_MAX, max(1, CHUNK_BYTES // max(16, _size(first))))
         made = self._file.create_dataset(
             name, (0, *shape), dtype, maxshape=(None, *shape), chunks=(rows, *shape), compression=self._compression,
             track_times=False,
