@@ -26,6 +26,20 @@ def slow(sample: Sample) -> Sample:
     return sample
 
 
+def wait_a_little(sample: Sample) -> Sample:
+    """5 ms a sample, without computing."""
+    time.sleep(0.005)
+    return sample
+
+
+def busy(sample: Sample) -> Sample:
+    """Some 2 ms of pure Python a sample."""
+    total = 0
+    for number in range(20_000):
+        total += number * number % 7
+    return {**sample, "total": total}
+
+
 def slow_batch(batch: Sample) -> None:
     """30 ms a batch."""
     time.sleep(0.03)
