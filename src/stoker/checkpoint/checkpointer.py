@@ -42,6 +42,10 @@ PEERS_S = 60.0
 """Seconds that another rank may take to answer, beyond what its part of the work may take."""
 ROOM_S = 0.2
 """Seconds between two looks at a full disk with on_full="wait"."""
+CLOSE_S_MAX = 600.0
+"""Seconds that `close` waits by default until the last save is on every tier."""
+IDLE_S_MAX = 60.0
+"""Seconds that `close` leaves the keeper to finish what it is at; the next run takes up the rest."""
 Mode = Literal["async", "sync"]
 OnFull = Literal["skip", "wait", "raise"]
 
@@ -348,12 +352,13 @@ class Checkpointer:
             protected_age_s=None if self._protected_s is None else SYSTEM.monotonic() - self._protected_s,
         )
 
-    def close(self, seconds: float = 3600.0) -> None:
+    def close(self, seconds: float = CLOSE_S_MAX) -> None:
         """Wait until the last save is durable everywhere, at most *seconds*, then end the background processes."""
         if self._last is not None and self._last.state != "skipped" and not self.wait(seconds, remote=True):
             _log.warning("stoker: closed before the checkpoint of step %d was on every tier", self._last.step)
         self._saver.close()
         if self._household is not None:
+            self._household.wait_idle(min(seconds, IDLE_S_MAX))
             self._household.close()
         self._planning.close()
         if self._log is not None:
@@ -365,7 +370,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(3600.0 if kind is None else 60.0)
+        self.close(CLOSE_S_MAX if kind is None else IDLE_S_MAX)
 
 
 def _before_step(owner: weakref.ref[Checkpointer], *arguments: object) -> None:

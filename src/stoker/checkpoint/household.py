@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -26,6 +27,7 @@ class Household:
         self.trouble: str | None = None
         """Why the last cycle could not be finished; None when it was."""
         self.deaths = 0
+        self._asked = self._answered = 0
         self._keeper = self._start()
         self._thread = threading.Thread(target=self._listen, daemon=True, name="stoker-checkpoint-keeper")
         self._thread.start()
@@ -38,10 +40,14 @@ class Household:
     def poke(self) -> None:
         """Something changed: look again. A keeper that is dead is started again by the listening thread."""
         with self._changed:
-            try:
-                self._keeper.tell(("look", None))
-            except EOFError:
-                return
+            self._asked += 1
+            with contextlib.suppress(EOFError):
+                self._keeper.tell(("look", self._asked))
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until the keeper has looked at all that it was told of."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing or self._answered >= self._asked, seconds)
 
     def wait_for(self, settled: Callable[[Report], bool], seconds: float | None) -> bool:
         """Wait for a report of which *settled* is true."""
@@ -61,6 +67,8 @@ class Household:
     def _start(self) -> Helper:
         keeper = Helper("keep")
         keeper.tell(("begin", self._job))
+        if self._asked:
+            keeper.tell(("look", self._asked))
         return keeper
 
     def _listen(self) -> None:
@@ -77,7 +85,7 @@ class Household:
                 return
             if heard is not None and heard[0] != "ready":
                 died = 0
-                self._take(*heard)
+                self._take(*heard[1])
 
     def _again(self, died: int) -> bool:
         """Start a new keeper, unless they die one after the other."""
@@ -94,8 +102,9 @@ class Household:
             self._keeper = self._start()
             return True
 
-    def _take(self, kind: str, value: object) -> None:
+    def _take(self, asked: int, value: object) -> None:
         with self._changed:
+            self._answered = asked
             if isinstance(value, Report):
                 self.report, self.trouble = value, None
             else:

@@ -256,7 +256,6 @@ def _listed(names: list[str]) -> str:
 
 def load(state: State, target: dict[str, Any], opened: Opened) -> None:
     """Load in place: live tensors get the saved values, then models, optimizers and the rest are told."""
-    saved = opened.metadata.state_dict_metadata
     planner = _Planner(allow_partial_load=True)
     reader = _Reader(opened.folder, opened.metadata)
     # An empty part has nothing to read, and torch's planner would ask for it as a value.
@@ -278,7 +277,7 @@ def load(state: State, target: dict[str, Any], opened: Opened) -> None:
             value.load_state_dict(part)
         elif isinstance(value, MutableMapping) and isinstance(part, Mapping):
             value.update(part)
-        elif isinstance(state, MutableMapping) and name in saved:
+        elif isinstance(state, MutableMapping) and opened.names_of(name):
             state[name] = part
 
 

@@ -77,17 +77,18 @@ def keep(link: socket.socket, ear: Ear) -> None:
     (_, job), _ = receive(link)
     assert isinstance(job, KeeperJob)
     keeper = Keeper(job)
-    wait_s = 0.0
+    wait_s, asked = 0.0, 0
     while True:
-        if ear.wait(wait_s):
-            receive(link)
+        while ear.wait(wait_s):  # all that was asked meanwhile is one look
+            (_, asked), _ = receive(link)
+            wait_s = 0.0
         try:
             report = keeper.cycle()
         except StokerError as error:
-            send(link, ("trouble", error))
+            send(link, ("trouble", (asked, error)))
             wait_s = job.retry_s
         else:
-            send(link, ("report", report))
+            send(link, ("report", (asked, report)))
             wait_s = FOREVER_S if report.settled else job.retry_s
 
 

@@ -1,0 +1,100 @@
+"""What tests of checkpoints share: small models, states that are compared bit by bit, a real trainer to kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.checkpoint import Checkpointer
+from stoker.checkpoint.tier import Seen, Tier
+from stoker.store import connect
+
+
+def model(seed: int = 0, *, width: int = 24) -> torch.nn.Module:
+    """A small network with a buffer."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(width, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    )
+
+
+def pair(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A network and its AdamW."""
+    network = model(seed)
+    return network, torch.optim.AdamW(network.parameters(), lr=1e-2)
+
+
+def train(network: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, seed: int = 7) -> None:
+    """Steps on seeded batches."""
+    source = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        network(torch.randn(8, 24, generator=source)).square().mean().backward()
+        optimizer.step()
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested state with its path."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from leaves(one, f"{path}/{key!r}")
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            yield from leaves(one, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two nested states are equal, bit by bit."""
+    one, other = dict(leaves(first)), dict(leaves(second))
+    if one.keys() != other.keys():
+        return False
+    return all(_same(value, other[path]) for path, value in one.items())
+
+
+def _same(first: Any, second: Any) -> bool:
+    if not isinstance(first, torch.Tensor):
+        return bool(first == second)
+    if not isinstance(second, torch.Tensor) or first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(_bits(first), _bits(second))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def everything(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A copy of all that a run would have to restore."""
+    state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+    return _copied(state)  # type: ignore[no-any-return]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(one) for one in value)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def saved(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], **more: Any) -> str:
+    """Save and wait until it is committed; the checkpoint's name."""
+    save = checkpointer.save(step, state, **more)
+    assert save.wait(60), save.error
+    assert save.name is not None
+    return save.name
+
+
+def seen(place: Path | str) -> list[Seen]:
+    """Every attempt on a tier."""
+    return Tier(connect(str(place))).look()
+
+
+def complete(place: Path | str) -> list[int]:
+    """The steps of the complete checkpoints on a tier, oldest first."""
+    return [one.attempt.step for one in seen(place) if one.manifest is not None]
