@@ -42,7 +42,8 @@ class Maps:
 
 def mapped_max() -> int:
     """How many shards may be mapped at once, by the limit of open files."""
-    return max(16, min(MAPPED_MAX, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_SPARED) // 2))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAPPED_MAX if files == resource.RLIM_INFINITY else max(16, min(MAPPED_MAX, (files - FILES_SPARED) // 2))
 
 
 class ShardMaps:

@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -40,6 +41,12 @@ from stoker.loader.wire import Waiter, receive, send
 from stoker.loader.work import Workshop
 
 FOREVER_S = 86_400.0
+
+
+def open_many_files() -> None:
+    """Raise this process's limit of open files to what it may be: every mapped shard takes some."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def yield_to_trainer() -> None:
@@ -235,6 +242,7 @@ def main(arguments: list[str]) -> int:
         (path, data), _ = receive(link)
         sys.path[:] = path
         yield_to_trainer()
+        open_many_files()
         job: Job = pickle.loads(data)
         quiet_pillow()
         prepare([decoder for _, decoder in job.fields])

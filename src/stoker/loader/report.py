@@ -84,6 +84,9 @@ class LoaderReport:
                 lines.append(f"  {stage:<11}{format_duration(seconds):>10}  {STAGE_HELP[stage]}")
         store, cache = self.counts.get("read.store_bytes", 0), self.counts.get("read.cache_bytes", 0)
         lines.append(f"read {format_bytes(store)} from the store, {format_bytes(cache)} from the cache")
+        mapped = self.counts.get("read.mapped_bytes", 0)
+        if mapped:
+            lines.append(f"copied {format_bytes(mapped)} from mapped shards")
         retries = {name: n for name, n in self.counts.items() if name.startswith("store.retries") and n}
         if retries:
             told = [
