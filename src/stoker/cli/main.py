@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "Describe a dataset: fields, sizes, labels, order.",
     "pack": "Pack raw files into shards.",
     "plan": "Will the data keep up? The formulas, with typical or given rates.",
+    "tune": "Find the settings of a DataLoader that feed a training step.",
     "verify": "Find all that is wrong with a dataset; save what is whole.",
 }
 
