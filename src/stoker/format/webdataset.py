@@ -8,6 +8,7 @@ nothing is ever written under it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import BinaryIO
 
@@ -93,6 +94,11 @@ def compression_of(shard: str) -> str:
     raise UsageError(f"cannot write a shard named {shard}", f"names end in {', '.join(COMPRESSION_BY_SUFFIX)}")
 
 
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:/[A-Za-z0-9][A-Za-z0-9_-]*)*")
+_PLAIN_FIELDS = frozenset(("jpg", "jpeg", "png", "webp", "cls", "txt", "json", "npy"))
+"""Nearly all keys and fields are such, and with them nothing is wrong that `check_name` looks for."""
+
+
 class WebDatasetWriter:
     """Writes one shard to a binary file: the same bytes for the same samples, on every machine and day."""
 
@@ -107,8 +113,10 @@ class WebDatasetWriter:
         """Append a sample. UsageError for a key or field that would be read back as another."""
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
+        plain = len(key) <= 255 and _PLAIN_KEY.fullmatch(key) is not None
         for field in fields:
-            check_name(key, field)
+            if not plain or field not in _PLAIN_FIELDS:
+                check_name(key, field)
         self._alive = False
         places = tuple(self._member(key, field, data) for field, data in fields.items())
         self._alive = True

@@ -145,9 +145,9 @@ def _sweep(target: Store) -> None:
 
 
 def _threads(source: Source, target: Store) -> int:
-    """As many as there are CPUs; more where most of the time is spent waiting for a server."""
+    """One more than there are CPUs, since each waits for its disk at its end; more where a server is waited for."""
     waiting = source.remote or not isinstance(innermost(target), HasPaths)
-    return min(WORKERS_MAX, 4 * cpus()) if waiting else cpus()
+    return min(WORKERS_MAX, 4 * cpus() if waiting else cpus() + 1)
 
 
 def _shards_at_once(threads: int, layout: _Layout, target: Store) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import io
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from stoker.decode.pixels import size_of
 from stoker.errors import ChangedError, NotFoundError, SampleError, StoreError
@@ -38,7 +38,9 @@ from stoker.store import HasPaths, Store, TreeDigest, innermost
 from stoker.store.atomic import whole_file, write_all
 
 WRITE_BYTES = 1 << 19
-"""What goes to the file and the digest at a time, at least."""
+"""What goes to the file at a time, at least."""
+SMALL_BYTES = 4 << 10
+"""Pieces up to this size are joined: a copy is cheaper than a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,10 @@ class Recipe:
 
     def make(self, wanted: Wanted) -> list[Made] | Finding:
         """Read and transform one sample; a Finding instead when it is bad and bad ones are skipped."""
-        where = printable(_source_of(wanted.entry))
         try:
             return self._make(wanted)
         except SampleError as error:
+            where = printable(_source_of(wanted.entry))
             if not self.skip_bad:
                 raise SampleError(f"{self.source.files.url}: {where}: {error.message}", error.hint) from error
             code = "transform" if isinstance(error, TransformError) else "undecodable"
@@ -81,7 +83,7 @@ class Recipe:
         except StoreError as error:
             if not self.skip_bad or (_code(error) == "unreadable" and self.source.remote):  # an outage is no bad sample
                 raise
-            return Finding(_code(error), "warning", where, error.message)
+            return Finding(_code(error), "warning", printable(_source_of(wanted.entry)), error.message)
 
     def _make(self, wanted: Wanted) -> list[Made]:
         given: Sample = {"__key__": wanted.entry.key, **self.recode.apply(self._read(wanted.entry))}
@@ -154,26 +156,42 @@ def _code(error: StoreError) -> str:
     return "changed" if isinstance(error, ChangedError) else "unreadable"
 
 
-class _Tee(io.RawIOBase):
-    """Writes on to a file, and keeps the digest of all that went through."""
+class _Tee:
+    """Writes on to an unbuffered file, many pieces at a time and no large one copied, and keeps the digest of all."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self.digest = TreeDigest()
         self._file, self._where = file, where
+        self._pieces: list[bytes] = []
+        self._small: list[bytes] = []
+        """Those behind the last of `_pieces`."""
+        self._held_bytes = 0
 
-    def writable(self) -> bool:
-        return True
+    def write(self, data: bytes) -> int:
+        """Take *data*, which goes to the file by the next `flush`."""
+        self._held_bytes += len(data)
+        if len(data) <= SMALL_BYTES:
+            self._small.append(data)
+        else:
+            self._pieces += (b"".join(self._small), data)
+            self._small = []
+        if self._held_bytes >= WRITE_BYTES:
+            self.flush()
+        return len(data)
 
-    def write(self, data: Any) -> int:
-        """All of *data*."""
-        view = memoryview(data)
-        self.digest.update(view)
+    def flush(self) -> None:
+        """Everything that was taken is in the file."""
+        pieces, held = [*self._pieces, b"".join(self._small)], self._held_bytes
+        self._pieces, self._small, self._held_bytes = [], [], 0
+        for piece in pieces:
+            self.digest.update(piece)
         try:
-            write_all(self._file, view)
+            written = os.writev(self._file.fileno(), pieces)
+            if written < held:  # a full disk tells so by the next write; 2 GiB are the most of one
+                write_all(self._file, memoryview(b"".join(pieces))[written:])
         except OSError as error:
             hint = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
             raise StoreError(f"{self._where}: {error.strerror}", hint) from error
-        return view.nbytes
 
 
 def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: Store) -> Part:
@@ -204,8 +222,7 @@ def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: 
 def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, where: str) -> Part:
     """The shard's bytes into *file*, and what they are."""
     tee = _Tee(file, where)
-    out = io.BufferedWriter(tee, WRITE_BYTES)
-    writer = recipe.output.writer(cast(BinaryIO, out))
+    writer = recipe.output.writer(cast(BinaryIO, tee))
     entries: list[SampleEntry] = []
     findings: list[Finding] = []
     taken: set[str] = set()
@@ -224,7 +241,7 @@ def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, 
     if not entries:
         return Part(None, (), tuple(findings))
     size = writer.close()
-    out.flush()
+    tee.flush()
     compression = recipe.output.compression
     expanded = _expanded_size(entries) if compression else size
     ref = ObjectRef(key, size, None, tee.digest.hexdigest(), compression, expanded)

@@ -212,9 +212,9 @@ def stored_sample(
 
 
 def _check_names(sample: Sample) -> None:
-    strange = next((name for name in sample if not isinstance(name, str)), None)
-    if strange is not None:
-        raise SampleError(f"field names are text, found {strange!r:.80}")
+    for name in sample:
+        if not isinstance(name, str):
+            raise SampleError(f"field names are text, found {name!r:.80}")
 
 
 def encode_fields(sample: Sample) -> dict[str, bytes]:
@@ -222,7 +222,11 @@ def encode_fields(sample: Sample) -> dict[str, bytes]:
     _check_names(sample)
     stored: dict[str, bytes] = {}
     for name, value in sample.items():
-        if not name.startswith("__") and value is not None:
+        if type(value) is bytes and not name.startswith("__"):
+            stored[name] = value
+        elif type(value) is int and not name.startswith("__"):
+            stored[name] = b"%d" % value
+        elif not name.startswith("__") and value is not None:
             with _Converting(f"field {name!r}", SampleError):
                 stored[name] = _encode(name, value)
     if not stored:

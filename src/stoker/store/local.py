@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import quote
 
@@ -50,13 +51,14 @@ class Local:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self._real_root = os.path.realpath(self.root)
+        self._url = "file://" + quote(os.fsencode(self.root))
 
     def __repr__(self) -> str:
         return f"Local({str(self.root)!r})"
 
     @property
     def url(self) -> str:
-        return "file://" + quote(os.fsencode(self.root))
+        return self._url
 
     def check_there(self) -> None:
         """NotFoundError unless the root is a folder: a list of what is not there is merely empty."""
@@ -164,19 +166,20 @@ class Local:
             if identity in above:
                 return
             with os.scandir(folder) as entries:
-                children = sorted(filter(None, (self._child(entry, base, prefix) for entry in entries)))
-        for _, name, is_folder in children:
+                children = list(filter(None, (self._child(entry, base, prefix) for entry in entries)))
+        children.sort(key=itemgetter(0))
+        for _, entry, is_folder in children:
             if is_folder:
-                yield from self._walk(folder / name, f"{base}{name}/", prefix, above | {identity})
+                yield from self._walk(folder / entry.name, f"{base}{entry.name}/", prefix, above | {identity})
                 continue
             try:
-                found = (folder / name).stat()
+                found = entry.stat()
             except FileNotFoundError:
                 continue  # deleted since the folder was read
-            yield ObjectInfo(base + name, found.st_size, file_version(found))
+            yield ObjectInfo(base + entry.name, found.st_size, file_version(found))
 
-    def _child(self, entry: os.DirEntry[str], base: str, prefix: str) -> tuple[bytes, str, bool] | None:
-        """Sort key, name and whether it is a folder; None for what a list does not show."""
+    def _child(self, entry: os.DirEntry[str], base: str, prefix: str) -> tuple[bytes, os.DirEntry[str], bool] | None:
+        """Sort key, the entry and whether it is a folder; None for what a list does not show."""
         if entry.is_symlink() and not self._is_inside(os.path.realpath(entry.path)):
             return None
         try:
@@ -190,7 +193,7 @@ class Local:
             wanted = key.startswith(prefix) or prefix.startswith(key)
         else:
             wanted = key.startswith(prefix) and not entry.name.startswith(TEMPORARY_PREFIX) and entry.is_file()
-        return (key_bytes(key), entry.name, is_folder) if wanted else None
+        return (key_bytes(key), entry, is_folder) if wanted else None
 
     @contextlib.contextmanager
     def _opened(self, key: str, version: str | None) -> Iterator[tuple[int, int]]:
@@ -260,6 +263,6 @@ class Local:
 def _real_path(descriptor: int, path: str) -> str:
     """Where an open file lies: asked of the kernel, one call that no link changed meanwhile; else resolved by name."""
     try:
-        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  # a path object costs as much as the call
     except OSError:
         return os.path.realpath(path)
