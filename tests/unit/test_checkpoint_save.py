@@ -20,9 +20,6 @@ from stoker.errors import CheckpointError, UsageError
 from support_checkpoint import complete, everything, model, pair, same, saved, seen, train
 from support_store import until
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
 class Position:
     """A loader as far as a checkpoint knows it."""
 
@@ -87,6 +84,7 @@ def test_a_plain_state_with_all_kinds_of_things(tmp_path: Path) -> None:
     assert torch.equal(fresh["parameter"], state["parameter"].detach())
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_folder_is_one_of_torchs_own(tmp_path: Path) -> None:
     """Plain torch.distributed.checkpoint.load reads it."""
     network, optimizer = pair()

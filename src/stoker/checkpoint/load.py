@@ -12,6 +12,7 @@ import itertools
 import json
 import pickle
 import struct
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 
 import torch
 import torch.distributed.checkpoint as dcp_room
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -34,7 +36,7 @@ from stoker.checkpoint.coverage import Box, uncovered
 from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.names import METADATA
 from stoker.checkpoint.tensors import State, flat, optimizer_state, owner_of, plain_state
-from stoker.errors import CheckpointError, UsageError
+from stoker.errors import CheckpointError, UsageError, reason_of
 
 TOLD_MAX = 5
 """Names that an error lists; the rest is counted."""
@@ -54,6 +56,13 @@ _ALLOWED = {
 dcp: Any = dcp_room  # torch does not declare what it exports here
 
 
+_BROKEN_PICKLE = (
+    pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError, KeyError, OverflowError,
+    MemoryError, RecursionError,
+)  # fmt: skip
+"""What unpickling arbitrary bytes ends in."""
+
+
 class _Unpickler(pickle.Unpickler):
     """Knows the parts of a description of tensors and nothing else."""
 
@@ -69,7 +78,7 @@ def read_metadata(data: bytes, where: str) -> Metadata:
     """torch's description of a checkpoint, or CheckpointError."""
     try:
         found = _Unpickler(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError, KeyError) as error:
+    except _BROKEN_PICKLE as error:
         raise CheckpointError(f"{where}: refused: {error}", "somebody may have tampered with it") from error
     if not isinstance(found, Metadata) or not isinstance(found.state_dict_metadata, dict):
         raise CheckpointError(f"{where}: holds a {type(found).__name__}, expected a description of tensors")
@@ -182,9 +191,9 @@ def _live_tensors(name: str, value: object) -> dict[str, torch.Tensor]:
 
 def _room_for(opened: Opened, name: str, live: Mapping[str, torch.Tensor]) -> Any:
     saved = opened.metadata.state_dict_metadata[name]
-    if isinstance(saved, TensorStorageMetadata):
-        return live[name] if name in live else torch.empty(saved.size, dtype=saved.properties.dtype)
-    return None
+    if name in live:
+        return live[name]
+    return torch.empty(saved.size, dtype=saved.properties.dtype) if isinstance(saved, TensorStorageMetadata) else None
 
 
 # --- whether it can be loaded ---
@@ -256,17 +265,9 @@ def _listed(names: list[str]) -> str:
 
 def load(state: State, target: dict[str, Any], opened: Opened) -> None:
     """Load in place: live tensors get the saved values, then models, optimizers and the rest are told."""
-    planner = _Planner(allow_partial_load=True)
-    reader = _Reader(opened.folder, opened.metadata)
     # An empty part has nothing to read, and torch's planner would ask for it as a value.
     wanted = {name: part for name, part in target.items() if not isinstance(part, Mapping) or part}
-    try:
-        dcp.load(wanted, storage_reader=reader, planner=planner, no_dist=True)
-    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
-        raise CheckpointError(
-            f"{opened.folder}: could not be read while loading: {error}",
-            "the state is half loaded: load again, or exit",
-        ) from error
+    _read(wanted, opened)
     for name, value in state.items():
         part: Any = wanted.get(name, target.get(name))
         if isinstance(value, torch.nn.Module):
@@ -279,6 +280,21 @@ def load(state: State, target: dict[str, Any], opened: Opened) -> None:
             value.update(part)
         elif isinstance(state, MutableMapping) and opened.names_of(name):
             state[name] = part
+
+
+def _read(wanted: dict[str, Any], opened: Opened) -> None:
+    """Let torch fill nested state from the files; each rank for itself, since each knows what it needs."""
+    planner, reader = _Planner(allow_partial_load=True), _Reader(opened.folder, opened.metadata)
+    with warnings.catch_warnings():  # that no ranks are asked is what we want
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            dcp.load(wanted, storage_reader=reader, planner=planner, no_dist=True)
+        except CheckpointException as error:
+            reasons = "; ".join(reason_of(failure[0]) for failure in error.failures.values())
+            raise CheckpointError(
+                f"{opened.folder}: could not be read while loading: {reasons}",
+                "the state is half loaded: load again, or exit",
+            ) from error
 
 
 def _set_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: Any) -> None:
@@ -304,7 +320,7 @@ def whole_state(opened: Opened) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name in opened.metadata.state_dict_metadata:
         _put(made, opened.path_of(name), _room_for(opened, name, {}))
-    dcp.load(made, storage_reader=_Reader(opened.folder, opened.metadata), planner=_Planner(), no_dist=True)
+    _read(made, opened)
     return made
 
 

@@ -71,7 +71,7 @@ def ensure_local(local: Tier, remotes: Sequence[Tier], manifest: Manifest) -> Pa
     assert local.root is not None
     if not bad and seen is not None and seen.manifest is not None and NODE not in seen.sizes:
         if VERIFIED not in seen.sizes:
-            _mark_quietly(local, manifest)
+            _mark_quietly(local, name, VERIFIED, Marker.of(name, manifest.to_json()).to_json())
         return local.root / name
     for remote in remotes:
         try:
@@ -87,6 +87,8 @@ def ensure_local(local: Tier, remotes: Sequence[Tier], manifest: Manifest) -> Pa
             return local.root / name
         except (StokerError, OSError) as error:
             reasons.append(getattr(error, "message", str(error)))
+    if bad and seen is not None and seen.manifest is not None:
+        _mark_quietly(local, name, DAMAGED, "; ".join(reasons).encode())
     raise CheckpointError(f"{name}: " + ("; ".join(reasons) or "its files are on no tier"))
 
 
@@ -104,11 +106,11 @@ def _bad_files(local: Tier, seen: Seen | None, manifest: Manifest) -> tuple[list
     return bad, reasons
 
 
-def _mark_quietly(local: Tier, manifest: Manifest) -> None:
+def _mark_quietly(local: Tier, name: str, mark: str, data: bytes) -> None:
     try:
-        local.mark_verified(manifest)
+        local.mark(name, mark, data)
     except OSError as error:
-        _log.debug("stoker: %s cannot be marked: %s", manifest.attempt, error)  # a read-only mount serves as well
+        _log.debug("stoker: %s cannot be marked: %s", name, error)  # a read-only mount serves as well
 
 
 def fetch(remote: Tier, local: Tier, manifest: Manifest, wanted: Sequence[FileEntry]) -> None:
