@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,7 @@ from support_pack import make_photos
 def test_every_byte_goes_to_the_file_in_order(sizes: list[int]) -> None:
     """Whatever the sizes are; the digest is that of the whole."""
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
-    with (
-        Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp")
-        .joinpath(f"stoker-tee-{id(pieces)}")
-        .open("w+b", buffering=0) as file
-    ):
-        Path(file.name).unlink()
+    with tempfile.TemporaryFile(buffering=0) as file:
         tee = _Tee(file, "x")  # type: ignore[arg-type]  # a raw file is one
         assert [tee.write(piece) for piece in pieces] == sizes
         tee.flush()
@@ -46,7 +42,7 @@ def test_a_file_that_takes_no_more_is_an_error_and_leaves_nothing(tmp_path: Path
     limit = (100_000, 100_000)
     failed = subprocess.run(
         command, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),  # noqa: PLW1509  # no threads here
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),  # no threads here
     )  # fmt: skip
     assert failed.returncode == 1 and "shard_00000.tar: File too large" in failed.stderr
     assert not [path for path in (tmp_path / "out").rglob("*") if "shard" in path.name or "tmp" in path.name]
