@@ -153,8 +153,11 @@ def write_small(path: Path, data: bytes) -> int:
 
 
 def write_named(path: Path, data: bytes) -> None:
-    """Write a small file, durable with its name when this returns."""
-    write_small(path, data)
+    """Write a small file that appears whole or not at all, durable with its name when this returns."""
+    temporary = path.with_name(f"{path.name}.new")
+    write_small(temporary, data)
+    watch("rename", path)
+    temporary.replace(path)
     sync_folder(path.parent)
 
 
