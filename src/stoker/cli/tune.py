@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from stoker.cli.show import print_json, say
+from stoker.dataset import open as open_dataset
 from stoker.tune import Limits, Target
 from stoker.tune import tune as run_tune
 from stoker.tune.plot import check_name, draw
@@ -54,6 +55,7 @@ def tune(
     if FACTORY.fullmatch(what):
         target = Target(what)
     else:
+        open_dataset(what, cache=cache)  # its errors are told at once, and its index is built once
         extra = {"url": what, "batch_size": batch, "image_size": image_size, "cache": cache}
         target, beside = Target(URL_FACTORY, extra), Target(OWN_LOADER, extra)
     limits = Limits(

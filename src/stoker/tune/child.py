@@ -249,7 +249,7 @@ def run(order: Order, tell: Callable[..., None]) -> None:
     tell("first", first_s=time.monotonic() - began, batch_bytes=nbytes, batch_samples=samples)
     found = drawing.rate()
     tell("measured", ram_bytes=tree_pss(), **{name: value for name, value in found.items() if name != "steady"})
-    if order.again and found["steady"]:
+    if order.again and found["steady"] and not isinstance(loader, Iterator):  # an iterator has one pass only
         tell("again", again_s=drawing.again(found["rate"]))
     tell("done")
 

@@ -130,6 +130,8 @@ class Search:
             trial = self.run(setting, begin)
             if trial is not None and trial.status == "ok":
                 return setting
+            if len(self.trials) > 1 and trial is not None and trial.message == self.trials[-2].message:
+                break  # it is not the setting
             if trial is not None and trial.status == "empty":
                 raise StokerError(f"{trial.message}, with {setting.line(takes)}", "is its dataset empty?")
         last = self.trials[-1]
@@ -153,7 +155,17 @@ class Search:
                 field += self._upwards(field, stage.seconds)
             if not last:
                 field = self._left(field, plan[number + 1].candidates)
-        return choose_rate(self.trials, field, self.ground)
+        return self._sure()
+
+    def _sure(self) -> Setting | None:
+        """The best of all that was tried, once it was measured for the full time: a short look may have flattered."""
+        while True:
+            known = best_trials(self.trials)
+            winner = choose_rate(self.trials, list(known), self.ground)
+            if winner is None or known[winner].seconds >= self._limits.seconds:
+                return winner
+            if self.run(winner, self._limits.seconds, again=True) is None:
+                return winner
 
     def _left(self, field: list[Setting], keep: int) -> list[Setting]:
         known = best_trials(self.trials)
@@ -184,10 +196,7 @@ class Search:
     # --- the rest ---
 
     def others(self, winner: Setting) -> None:
-        """The winner's variants; the winner itself with its seam, if the last round has not measured that."""
-        known = best_trials(self.trials).get(winner)
-        if known is None or (known.again_s is None and known.seconds < self._limits.seconds):
-            self.run(winner, self._limits.seconds, again=True)
+        """The winner's variants."""
         for setting in variants(winner, self.ground.takes, cuda=self.ground.cuda):
             self.run(setting, self._limits.seconds / 2, again=True)
 

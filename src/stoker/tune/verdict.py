@@ -107,7 +107,7 @@ def _same_but_context(setting: Setting, winner: Setting) -> bool:
 
 
 def _seam(trial: Trial) -> str:
-    return "" if trial.again_s is None else f"{format_duration(trial.again_s)} from epoch to epoch"
+    return "" if trial.again_s is None else f"{format_duration(trial.again_s)} to the next epoch"
 
 
 def _persistent(chosen: Setting, base: Trial, other: Trial | None) -> tuple[Setting, str]:
@@ -121,7 +121,7 @@ def _persistent(chosen: Setting, base: Trial, other: Trial | None) -> tuple[Sett
             f"persistent_workers=False: {goes.epoch_rate:.3g} batches/s over an epoch, {stays.epoch_rate:.3g} with them"
         )
     parts = [text for text in (_seam(stays), _seam(goes)) if text]
-    told = f": {parts[0]}, {parts[1]} without" if len(parts) == 2 else ": workers start once, not every epoch"
+    told = f": {parts[0]}, without them {parts[1]}" if len(parts) == 2 else ": workers start once, not every epoch"
     return replace(chosen, persistent_workers=True), f"persistent_workers=True{told}"
 
 
@@ -150,11 +150,11 @@ def rate_reasons(winner: Setting, trials: Sequence[Trial], ground: Ground) -> li
         if base.rate >= ground.enough:
             why += f", the fewest that give the {ground.enough:.3g} that the step needs with 20 % to spare"
         elif more:
-            why += f"; more give {max(t.rate for t in more):.3g}"
+            why += f"; with more it is at most {max(t.rate for t in more):.3g}"
         if fewer:
             nearest = max(fewer, key=lambda t: (t.setting.num_workers if t.setting else 0, t.rate))
             assert nearest.setting is not None
-            why += f"; {nearest.setting.num_workers} give {nearest.rate:.3g}"
+            why += f"; with {nearest.setting.num_workers} it is {nearest.rate:.3g}"
         found.append(f"{why} (rule of thumb: {ground.start})")
     if "prefetch_factor" in ground.takes and winner.num_workers:
         others = [
