@@ -50,25 +50,48 @@ def parallel_map(
 
 
 class Gate:
-    """A count of permits that may be changed while threads wait: the bound on requests in flight."""
+    """A count of permits that may be changed while threads wait: the bound on requests in flight.
+
+    First come, first served: a permit that comes back goes to whoever waits longest, so a busy gate starves nobody.
+    """
 
     def __init__(self, permits: int) -> None:
         self._permits = permits
         self._taken = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._taken < self._permits)
-            self._taken += 1
+        with self._lock:
+            if self._taken < self._permits and not self._waiting:
+                self._taken += 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        try:
+            turn.acquire()  # released by whoever passes the permit on, which is then taken already
+        except BaseException:  # interrupted while it waited
+            with self._lock:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._taken -= 1
+                    self._pass_on()
+            raise
 
     def __exit__(self, *failure: object) -> None:
-        with self._changed:
+        with self._lock:
             self._taken -= 1
-            self._changed.notify()
+            self._pass_on()
 
     def resize(self, permits: int) -> None:
         """Let *permits* through from now on; those inside finish undisturbed."""
-        with self._changed:
+        with self._lock:
             self._permits = permits
-            self._changed.notify_all()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting and self._taken < self._permits:
+            self._taken += 1
+            self._waiting.popleft().release()

@@ -8,7 +8,9 @@ version seen then is the one that all later reads are held to: what is replaced 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from stoker.store.wrap import innermost
 GAP_BYTES_MAX = 64 << 10
 """Ranges no further apart are fetched by one request: at 50 ms and 100 MB/s a request costs as much as 5 MB."""
 MERGED_BYTES_MAX = 16 << 20
+REQUESTS_AT_ONCE = 64
+"""Requests of all reads together; the store has its own limit."""
 
 
 class Streamed:
@@ -43,6 +47,8 @@ class Streamed:
         self._seen: dict[str, ObjectRef] = {}
         """By key: the object with the version of its first touch, where the index knows none."""
         self._scratch = Scratch(store, bytes_max=scratch_bytes_max)
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
         if ref.compression:
@@ -62,6 +68,8 @@ class Streamed:
         return self._paths.path(ref.key)
 
     def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
         self._files.close()
         self._scratch.close()
 
@@ -117,7 +125,7 @@ class Streamed:
             held = self._seen.get(ref.key) or self._held_to(ref, self._store.head(ref.key))
         requests = coalesce(ranges, gap_bytes_max=GAP_BYTES_MAX, length_bytes_max=MERGED_BYTES_MAX)
         try:
-            answers = self._store.get_ranges(ref.key, requests, version=held.version)
+            answers = self._fetch(ref.key, requests, held.version)
         except ChangedError:
             check_object(self._store, held, self._store.head(ref.key), when=_when(ref))
             raise
@@ -127,6 +135,16 @@ class Streamed:
             base = requests[number].start
             data.append(memoryview(answers[number])[piece.start - base : piece.stop - base])
         return Read(data, 0, sum(map(len, requests)))
+
+    def _fetch(self, key: str, requests: list[ByteRange], version: str | None) -> list[bytes]:
+        """The answers in order, all asked for at once: one after the other, each would cost a round trip."""
+        if len(requests) == 1:
+            return self._store.get_ranges(key, requests, version=version)
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="stoker-get")
+        asked = [self._pool.submit(self._store.get_ranges, key, [one], version=version) for one in requests]
+        return [answer.result()[0] for answer in asked]
 
     def _held_to(self, ref: ObjectRef, found: ObjectInfo) -> ObjectRef:
         """The object with the version that reads of it must find: the index's, else that of its first touch."""
