@@ -62,7 +62,7 @@ def test_exit_codes_of_the_command(arguments: list[str], code: int) -> None:
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("command", ["convert", "demo", "formats", "index", "inspect", "pack", "plan", "tune", "verify"])
+@pytest.mark.parametrize("command", ["checkpoint", "convert", "demo", "formats", "index", "inspect", "pack", "plan", "tune", "verify"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     """`--help` ends with a line to try."""
     done = subprocess.run(

@@ -20,6 +20,7 @@ import stoker
 from stoker.errors import StokerError, UsageError
 
 COMMANDS = {
+    "checkpoint": "Look at, verify, move and pin checkpoints; how often to save.",
     "convert": "Write a dataset in another format: same samples, keys, order and values.",
     "demo": "Pack real photos, serve them from S3, warm a cache, train, and show where the time went.",
     "formats": "Compare the formats: how they are read, and what each is best for.",
