@@ -46,10 +46,10 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def wait_for_work(process: subprocess.Popen[str], store: Store) -> None:
-    """Until the job is written down: from then on there is something to break."""
+def wait_for_work(process: subprocess.Popen[str], store: Store, what: str = "") -> None:
+    """Until the job is written down, or its first `part-`: from then on there is something to break."""
     until = time.monotonic() + START_S_MAX
-    while process.poll() is None and not any(True for _ in store.list("_stoker/")):
+    while process.poll() is None and not any(True for _ in store.list(f"_stoker/{what}")):
         assert time.monotonic() < until, "the pack never began"
         time.sleep(0.002)
 
@@ -83,8 +83,8 @@ def test_a_killed_pack_goes_on_in_a_folder(photos: Path, tmp_path: Path) -> None
         target = tmp_path / f"point{point}"
         for _ in range(1 + point % 2):
             process = start(photos, str(target), scratch, {})
-            wait_for_work(process, connect(target))
-            time.sleep(moments.uniform(0, duration_s))
+            wait_for_work(process, connect(target), "part-" if point % 2 else "")
+            time.sleep(0 if point % 2 else moments.uniform(0, duration_s))
             kill(process)
         went_on += "went on" in finish(start(photos, str(target), scratch, {}))
         assert tree(target) == tree(whole)

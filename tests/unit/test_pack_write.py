@@ -26,9 +26,9 @@ def test_every_byte_goes_to_the_file_in_order(sizes: list[int]) -> None:
     """Whatever the sizes are; the digest is that of the whole."""
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
     with tempfile.TemporaryFile(buffering=0) as file:
-        tee = _Tee(file, "x")  # type: ignore[arg-type]  # a raw file is one
-        assert [tee.write(piece) for piece in pieces] == sizes
-        tee.flush()
+        with _Tee(file, "x") as tee:  # type: ignore[arg-type]  # a raw file is one
+            assert [tee.write(piece) for piece in pieces] == sizes
+            tee.finish()
         file.seek(0)
         whole = b"".join(pieces)
         assert file.read() == whole

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ShardError, UsageError
-from stoker.flow import Progress, no_progress, parallel_map
+from stoker.flow import Gate, Progress, no_progress, parallel_map
 from stoker.format import Finding, Findings
 from stoker.index import IndexWriter, Manifest
 from stoker.index.build import plain_findings
@@ -120,7 +120,7 @@ def pack(
         recipe = Recipe(
             source, source.columns, asked.recode, name, function, on_bad == "skip", output,
             max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
-            _Counter(len(source.samples), progress).add,
+            _Counter(len(source.samples), progress).add, Gate(1 if asked.plain and not source.remote else at_once),
         )  # fmt: skip
         if predecode:
             recipe = replace(recipe, output=output.learned(_first_values(recipe, layout), names))

@@ -67,6 +67,12 @@ class Options:
             if not holds:
                 raise UsageError(message)
 
+    @property
+    def plain(self) -> bool:
+        """Whether files go into shards as they are. That is Python's work, which no second thread makes faster."""
+        recode = (self.recode.resize_short, self.recode.transcode, self.recode.predecode)
+        return not self.transform and not self.compression and recode == (None, None, None)
+
     def describe(self, source_identity: str) -> dict[str, Any]:
         """Plain values that name the job: equal exactly when the output is."""
         plain = asdict(self)

@@ -6,14 +6,17 @@ import errno
 import mmap
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO, cast
 
 from stoker.decode.pixels import size_of
 from stoker.errors import ChangedError, NotFoundError, SampleError, StoreError
-from stoker.flow import parallel_map
+from stoker.flow import Gate, parallel_map
 from stoker.format import ColumnValue, FieldPlace, Finding, SampleEntry, is_image
 from stoker.format.limits import FILE_BYTES_MAX
 from stoker.format.names import printable
@@ -39,6 +42,8 @@ from stoker.store.atomic import whole_file, write_all
 
 WRITE_BYTES = 1 << 19
 """What goes to the file at a time, at least."""
+BEHIND_BYTES_MAX = 4 << 20
+"""What may wait to be written, beside the last that was given; one large file is more."""
 SMALL_BYTES = 4 << 10
 """Pieces up to this size are joined: a copy is cheaper than a call."""
 
@@ -69,6 +74,8 @@ class Recipe:
     """Folder for shards in the making on their way to a remote store; None: the system's."""
     on_sample: Callable[[int], None]
     """Told the bytes of every sample that is done."""
+    turns: Gate
+    """Held while the samples of a shard are made: not while it waits for its disk."""
 
     def make(self, wanted: Wanted) -> list[Made] | Finding:
         """Read and transform one sample; a Finding instead when it is bad and bad ones are skipped."""
@@ -157,18 +164,33 @@ def _code(error: StoreError) -> str:
 
 
 class _Tee:
-    """Writes on to an unbuffered file, many pieces at a time and no large one copied, and keeps the digest of all."""
+    """Writes on to an unbuffered file, many pieces at a time and no large one copied, and keeps the digest of all.
+
+    A thread of its own does both, beside the making of the next samples: hashing and writing hold no lock of Python's.
+    """
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self.digest = TreeDigest()
+        """That of all bytes, once `finish` has returned."""
         self._file, self._where = file, where
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stoker-write")
+        self._under_way: deque[tuple[int, Future[None]]] = deque()
+        """Bytes, and when they are written."""
         self._pieces: list[bytes] = []
         self._small: list[bytes] = []
         """Those behind the last of `_pieces`."""
         self._held_bytes = 0
 
+    def __enter__(self) -> _Tee:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
     def write(self, data: bytes) -> int:
-        """Take *data*, which goes to the file by the next `flush`."""
+        """Take *data*. StoreError when what was taken before could not be written."""
         self._held_bytes += len(data)
         if len(data) <= SMALL_BYTES:
             self._small.append(data)
@@ -176,13 +198,22 @@ class _Tee:
             self._pieces += (b"".join(self._small), data)
             self._small = []
         if self._held_bytes >= WRITE_BYTES:
-            self.flush()
+            self._hand_over()
         return len(data)
 
-    def flush(self) -> None:
-        """Everything that was taken is in the file."""
+    def finish(self) -> None:
+        """Everything that was taken is in the file. StoreError when it cannot be."""
+        self._hand_over(behind_bytes_max=0)
+
+    def _hand_over(self, behind_bytes_max: int = BEHIND_BYTES_MAX) -> None:
+        """Give what is held to the thread, and wait until it is not further behind than that."""
         pieces, held = [*self._pieces, b"".join(self._small)], self._held_bytes
         self._pieces, self._small, self._held_bytes = [], [], 0
+        self._under_way.append((held, self._pool.submit(self._put, pieces, held)))
+        while self._under_way and sum(count for count, _ in self._under_way) > behind_bytes_max:
+            self._under_way.popleft()[1].result()
+
+    def _put(self, pieces: list[bytes], held: int) -> None:
         for piece in pieces:
             self.digest.update(piece)
         try:
@@ -221,7 +252,20 @@ def build_shard(recipe: Recipe, samples: Sequence[Wanted], *, key: str, target: 
 
 def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, where: str) -> Part:
     """The shard's bytes into *file*, and what they are."""
-    tee = _Tee(file, where)
+    with _Tee(file, where) as tee:
+        with recipe.turns:
+            entries, findings, size = _fill(recipe, samples, tee)
+        tee.finish()
+    if not entries:
+        return Part(None, (), tuple(findings))
+    compression = recipe.output.compression
+    expanded = _expanded_size(entries) if compression else size
+    ref = ObjectRef(key, size, None, tee.digest.hexdigest(), compression, expanded)
+    return Part(ref, tuple(entries), tuple(findings))
+
+
+def _fill(recipe: Recipe, samples: Sequence[Wanted], tee: _Tee) -> tuple[list[SampleEntry], list[Finding], int]:
+    """Make the samples and hand them on; what they are, what was left out, and the bytes of the whole."""
     writer = recipe.output.writer(cast(BinaryIO, tee))
     entries: list[SampleEntry] = []
     findings: list[Finding] = []
@@ -238,14 +282,7 @@ def _write(recipe: Recipe, samples: Sequence[Wanted], file: BinaryIO, key: str, 
             unique = unique_key(one.key, taken)
             entries.append(SampleEntry(unique, writer.add(unique, one.fields), one.columns))
         recipe.on_sample(sum(stored_size(one.fields) for one in several))
-    if not entries:
-        return Part(None, (), tuple(findings))
-    size = writer.close()
-    tee.flush()
-    compression = recipe.output.compression
-    expanded = _expanded_size(entries) if compression else size
-    ref = ObjectRef(key, size, None, tee.digest.hexdigest(), compression, expanded)
-    return Part(ref, tuple(entries), tuple(findings))
+    return entries, findings, writer.close() if entries else 0
 
 
 def _expanded_size(entries: Sequence[SampleEntry]) -> int:
