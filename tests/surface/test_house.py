@@ -47,6 +47,9 @@ def test_the_imports_are_as_drawn(copy: Path) -> None:
         ("cache/ledger.py", "import stoker.pack", "bytes flow one way"),
         ("index/read.py", "import torch", "torch only where tensors are made"),
         ("loader/engine.py", "import stoker.testing", "no room imports testing"),
+        ("tune/search.py", "import stoker.torch", "no room imports testing"),
+        ("plan/formulas.py", "import time", "deciding code touches no clock"),
+        ("observe/observe.py", "import torch", "torch only where tensors are made"),
     ],
 )
 def test_a_forbidden_import_is_found(copy: Path, file: str, line: str, contract: str) -> None:
