@@ -18,6 +18,7 @@ import stoker
 from stoker.errors import UsageError
 from stoker.observe import Observed
 from stoker.observe.report import Tally
+from support_dataset import write_shards
 
 
 class FakeClock:
@@ -185,6 +186,19 @@ def test_a_real_dataloader_with_workers() -> None:
     assert (report.name, report.epochs, report.iterations, report.warmup_iterations) == ("DataLoader", 2, 64, 10)
     assert report.first_wait_s > report.wait.p50_s
     assert observed.dataset is loader.dataset
+
+
+def test_a_stoker_loader(tmp_path: Path) -> None:
+    """Epochs, state and report of the loader stay its own; `close` ends its feeder too."""
+    loader = stoker.Loader(stoker.open(write_shards(tmp_path, 40)), 4, fields={"cls": int})
+    with stoker.observe(loader, summary=False) as observed:
+        for _ in range(2):
+            assert len(list(observed)) == len(observed) == 10
+        assert observed.epoch == 2
+        assert observed.state_dict() == loader.state_dict()
+        assert (observed.report().epochs, observed.report().seams, loader.report().batches) == (2, 1, 20)
+    with pytest.raises(UsageError, match="closed"):
+        iter(loader)
 
 
 def test_the_run_log_has_every_wait_and_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
