@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -141,6 +144,38 @@ def test_a_factory_that_needs_a_gpu_says_so() -> None:
     found = trial("needs_cuda")
     assert found.status == "failed"
     assert "CUDA" in found.message or "cuda" in found.message
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_an_interrupted_search_leaves_no_trial_behind(number: signal.Signals, code: int) -> None:
+    """Ctrl-C, SIGTERM and kill -9 while a trial hangs: the trial ends too."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli.main", "tune", "support_tune_hostile:hangs"],
+        env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until, trials = time.monotonic() + 30, list[psutil.Process]()
+    while not any(_hanging(one) for one in trials):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+        trials = psutil.Process(process.pid).children()
+    process.send_signal(number)
+    _, words = process.communicate(timeout=30)
+    assert process.returncode == code, words
+    assert "Traceback" not in words
+    _, alive = psutil.wait_procs(trials, 10)
+    assert alive == []
+
+
+def _hanging(process: psutil.Process) -> bool:
+    """Whether this is a trial that has come to where it ignores all signals."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return False
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    return bool(ignored & 1 << signal.SIGTERM - 1)
 
 
 def test_batches_that_do_not_fit_shared_memory_are_not_tried() -> None:

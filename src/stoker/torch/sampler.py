@@ -219,6 +219,7 @@ class BatchSampler(_Sampling[list[int]]):
         super().__init__()
         self.course = Course(source, batch_size, seed=seed, shuffle=shuffle, tail=tail, ranks=ranks)
         self.batch_size = batch_size
+        self.drop_last = tail == "drop"
 
     def __iter__(self) -> Iterator[list[int]]:
         return _Batches(self.course)

@@ -10,7 +10,9 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from stoker.errors import StokerError, UsageError, reason_of
 from stoker.tune.settings import KNOBS
 from stoker.tune.trial import Order, Target
 
+LOOK_EVERY_S = 0.5
 SETTLE_S_MAX = 3.0
 """How long to wait for batches under way before a seam is measured."""
 
@@ -254,8 +257,16 @@ def run(order: Order, tell: Callable[..., None]) -> None:
     tell("done")
 
 
+def end_with(tuner: int) -> None:
+    """Kill this process's whole session, workers and all, once the tuner is gone: nobody else would."""
+    while os.getppid() == tuner:
+        time.sleep(LOOK_EVERY_S)
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     """Read the order, run it, tell."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     told = os.fdopen(int(sys.argv[1]), "w", buffering=1)
 
     def tell(event: str, **values: Any) -> None:
