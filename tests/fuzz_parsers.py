@@ -12,6 +12,8 @@ import io
 import os
 import random
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,6 +240,36 @@ def images() -> Corpus:
 INDEX_FILES = ("index.arrow", "shards.arrow", "manifest.json")
 
 
+TENSOR = (
+    b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00((X\x07\x00\x00\x00storageq\x01ctorch\nFloatStorage\nq\x02"
+    b"X\x01\x00\x00\x000q\x03X\x03\x00\x00\x00cpuq\x04K\x04tq\x05QK\x00K\x02K\x02\x86q\x06K\x02K\x01\x86q\x07\x89"
+    b"ccollections\nOrderedDict\nq\x08)Rq\ttq\nRq\x0b."
+)
+"""The pickle of torch.save for a float32 tensor [2, 2]."""
+
+
+def tensors() -> Corpus:
+    """A tensor as torch.save writes it."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        members = {"data.pkl": TENSOR, "byteorder": b"little", "data/0": np.arange(4, dtype="<f4").tobytes()}
+        for name, data in members.items():
+            archive.writestr(f"archive/{name}", data)
+    return [out.getvalue()]
+
+
+def fix_zip(data: bytearray) -> None:
+    """Right checksums in the directory of a zip, where its members are found."""
+    at = data.find(b"PK\x01\x02")
+    while at >= 0 and at + 46 <= len(data):
+        size, start = (int.from_bytes(data[at + place : at + place + 4], "little") for place in (24, 42))
+        begin = (
+            start + 30 + sum(int.from_bytes(data[start + place : start + place + 2], "little") for place in (26, 28))
+        )
+        data[at + 16 : at + 20] = zlib.crc32(data[begin : begin + size]).to_bytes(4, "little")
+        at = data.find(b"PK\x01\x02", at + 46)
+
+
 def index_files() -> Corpus:
     """The files of an index, one after the other behind their lengths."""
     store = Memory("fuzz")
@@ -298,6 +330,7 @@ PARSERS: dict[str, Parser] = {
     "arrow": Parser(rows_of(".arrow"), rows("table", ".arrow"), limit_s=60.0),
     "images": Parser(images, decoder("jpg"), ("images", "hostile_images"), (".jpg", ".png", ".webp", ".gif", ".tif")),
     "npy": Parser(lambda: [npy(np.arange(60).reshape(3, 4, 5)), npy(np.float32([1]))], decoder("npy")),
+    "pt": Parser(tensors, lambda data: stoker.pt.decode(data, None, 0), fix=fix_zip),
     "json": Parser(lambda: [b'{"a": [1, 2.5, null, {"b": "\\u00e9"}], "c": true}', b"[[[[]]]]"], decoder("json")),
     "cls": Parser(lambda: [b"17", b"-3 \n", b"9223372036854775807"], decoder("cls")),
     "gzip": Parser(packed(lambda data: gzip.compress(data, mtime=0)), codec("gzip")),
