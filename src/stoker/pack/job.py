@@ -120,7 +120,7 @@ def pack(
         recipe = Recipe(
             source, source.columns, asked.recode, name, function, on_bad == "skip", output,
             max(threads // at_once, READERS_REMOTE if source.remote else 1), folder,
-            _Counter(len(source.samples), progress).add, Gate(1 if asked.plain and not source.remote else at_once),
+            _Counter(len(source.samples), progress).add, Gate(1 if asked.plain and source.is_folder else at_once),
         )  # fmt: skip
         if predecode:
             recipe = replace(recipe, output=output.learned(_first_values(recipe, layout), names))

@@ -15,7 +15,7 @@ from stoker.format import STOKER_FOLDER, Finding, Findings, SampleEntry
 from stoker.format.files import FileDataset, gather
 from stoker.format.names import printable
 from stoker.index import options_of
-from stoker.pack.archive import is_archive, open_archives
+from stoker.pack.archive import Archives, is_archive, open_archives
 from stoker.pack.cut import clean_key, unique_key
 from stoker.store import HasPaths, ObjectInfo, Store, StoreOptions, check_there, connect, expand, innermost
 
@@ -70,6 +70,11 @@ class Source:
     """Digest over name, size and version of every file taken: another one is another pack."""
     remote: bool
     """Whether a read is a round trip, so that several should be under way at once."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether its files lie on this machine as they are: neither in archives nor in a remote store."""
+        return not self.remote and not isinstance(self.files, Archives)
 
     @property
     def columns(self) -> dict[str, type]:
