@@ -29,6 +29,7 @@ from stoker.checkpoint.names import METADATA, Attempt
 from stoker.checkpoint.tier import Tier
 from stoker.checkpoint.writer import WriteJob, commit, write_rank
 from stoker.errors import StokerError
+from stoker.machine import owner_token
 from stoker.store import StoreOptions, connect
 from stoker.store.wrap import Around, Call, Result
 
@@ -57,7 +58,9 @@ def save(local: Path, number: int) -> None:
     attempt = Attempt(number, number, f"{number:06x}")
     image = memoryview(bytes([number]) * 12288)
     files = (ImageFile("data/__0_0.distcp", 0, 8192), ImageFile("data/__0_1.distcp", 8192, 4096))
-    job = WriteJob(local / attempt.name, 0, files, {"loader.json": b'{"at": %d}' % number, "rank/00000.pt": b"own"})
+    job = WriteJob(
+        local / attempt.name, 0, files, {"loader.json": b'{"at": %d}' % number, "rank/00000.pt": b"own"}, owner_token()
+    )
     entries = write_rank(job, image)
     description = b"description %d" % number
     entry = FileEntry(METADATA, len(description), disk.crc32c(description), 0)

@@ -34,6 +34,7 @@ from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
 from stoker.clock import SYSTEM
 from stoker.errors import CheckpointError, UsageError
 from stoker.events import RunLog
+from stoker.machine import owner_token
 from stoker.store import StoreOptions, parse
 from stoker.units import format_bytes
 
@@ -91,6 +92,7 @@ class Checkpointer:
         self._place = find_place(self._peers, self.root)
         self._description: tuple[Any, Any, bytes] | None = None
         self._last: Save | None = None
+        self._owner = owner_token()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._committed: str | None = None
         self._protected_s: float | None = None
@@ -139,7 +141,7 @@ class Checkpointer:
             small[LOADER] = position
         staging.fill(planner)
         self._guard(state)
-        job = WriteJob(self.root / attempt.name, self._peers.rank, plan.layout.files, small)
+        job = WriteJob(self.root / attempt.name, self._peers.rank, plan.layout.files, small, self._owner)
         save = self._last = Save(step, attempt.name)
         image = (staging.serial, staging.descriptor, staging.nbytes)
         metrics = {name: float(value) for name, value in (metrics or {}).items()}

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp_room
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -356,4 +356,4 @@ def export_safetensors(opened: Opened, file: BinaryIO) -> list[str]:
     for tensor in tensors.values():
         raw: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         file.write(memoryview(raw))
-    return [name for name in planner.state_dict if name not in tensors]
+    return [name for name, one in opened.metadata.state_dict_metadata.items() if isinstance(one, BytesStorageMetadata)]

@@ -1,6 +1,6 @@
 """One place that holds checkpoints, seen through its store: what is there, what is whole, what is right.
 
-Nothing is remembered from earlier looks: a restart, another machine and the command line see the same. "Complete" means
+Nothing but manifests is remembered from earlier looks: a restart and another machine see the same. "Complete" means
 that the marker fits the manifest and every file is there with its length; "right" that every byte was read and its sum
 compared.
 """
@@ -56,6 +56,7 @@ class Tier:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._known: dict[str, tuple[Mapping[str, int], Manifest]] = {}
         bottom = innermost(store)
         self.root: Path | None = bottom.path("x").parent if isinstance(bottom, HasPaths) else None
 
@@ -80,6 +81,9 @@ class Tier:
         return [self._seen(attempt, found[attempt]) for attempt in sorted(found)]
 
     def _seen(self, attempt: Attempt, sizes: Mapping[str, int]) -> Seen:
+        known = self._known.get(attempt.name)
+        if known is not None and known[0] == sizes:
+            return Seen(attempt, sizes, known[1], None)
         try:
             manifest = self._manifest(attempt.name, sizes)
         except NotFoundError as error:
@@ -90,6 +94,8 @@ class Tier:
             if self.root is None:
                 raise  # a remote that does not answer says nothing about a checkpoint
             return Seen(attempt, sizes, None, error.message)
+        if self.root is None:  # saves two requests a checkpoint and look; no name is ever used for two checkpoints
+            self._known[attempt.name] = (sizes, manifest)
         return Seen(attempt, sizes, manifest, None)
 
     def _manifest(self, name: str, sizes: Mapping[str, int]) -> Manifest:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker import machine
 from stoker.checkpoint import disk
 from stoker.checkpoint.layout import ImageFile
 from stoker.checkpoint.manifest import FileEntry, Manifest, Marker, entries_to_json
@@ -32,6 +31,8 @@ class WriteJob:
     files: tuple[ImageFile, ...]
     small: Mapping[str, bytes]
     """Further files by name."""
+    owner: str
+    """Token of the training process: as long as it lives, nobody sweeps the folder."""
 
 
 def write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
@@ -54,7 +55,7 @@ def _write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
     wanted = sum(file.nbytes for file in job.files) + sum(map(len, job.small.values())) + SMALL_BYTES_FREE
     disk.check_room(job.folder.parent, wanted)
     disk.make_folder(job.folder)
-    disk.write_named(job.folder / f"{OWNER}.{job.rank}", machine.owner_token().encode())
+    disk.write_named(job.folder / f"{OWNER}.{job.rank}", job.owner.encode())
     names = [*(file.name for file in job.files), *job.small]
     folders = sorted({job.folder / name.rpartition("/")[0] for name in names if "/" in name})
     for folder in folders:
