@@ -12,6 +12,7 @@ import torch
 import stoker
 from stoker.errors import UsageError
 from support_dataset import jpeg, write_shards
+from support_store import until
 
 SAMPLES = 50
 
@@ -231,3 +232,27 @@ def test_a_device_gets_copies(dataset: stoker.Dataset) -> None:
     with stoker.Loader(dataset, 4, fields={"cls": int}, device="cpu", shuffle="none") as loader:
         kept = list(loader)
     assert [b["cls"].tolist() for b in kept] == [[i % 10 for i in range(f, f + 4)] for f in range(0, 48, 4)]
+
+
+def test_the_first_batches_are_made_before_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
+    """A loader begins when it is made, and one that is sent elsewhere right away begins there instead."""
+    note = tmp_path / "seen"
+
+    def seen(sample: dict[str, object]) -> dict[str, object]:
+        with note.open("a") as out:
+            out.write(f"{sample['__index__']}\n")
+        return {"cls": sample["cls"]}
+
+    dataset = stoker.open(folder)
+    with stoker.Loader(dataset, 4, fields={"cls": int}, transform=seen, output="numpy") as loader:
+        until(note.exists)
+        first = next(iter(loader))["__index__"].tolist()
+    assert {int(line) for line in note.read_text().split()} >= set(first)
+    with stoker.Loader(dataset, 4, fields={"cls": int}, output="numpy") as loader:
+        loader.set_epoch(5)
+        later = next(iter(loader))["__index__"].tolist()
+    with stoker.Loader(dataset, 4, fields={"cls": int}, output="numpy") as loader:
+        for _ in range(5):
+            for _ in loader:
+                pass
+        assert next(iter(loader))["__index__"].tolist() == later

@@ -18,6 +18,7 @@ from stoker.errors import StokerError, UsageError
 from stoker.events import HERE, SPANS_MAX, Events
 from stoker.flow import Gate, parallel_map
 from stoker.units import format_bytes, format_duration, parse_bytes
+from support_store import until
 
 KINDS = [k for _, k in inspect.getmembers(errors, inspect.isclass) if issubclass(k, StokerError)]
 
@@ -124,6 +125,26 @@ def test_a_gate_lets_so_many_through() -> None:
     release.set()
     for thread in threads:
         thread.join()
+
+
+def test_a_gate_starves_nobody() -> None:
+    """Who waits longest is next, however busily others come and go."""
+    gate, order = Gate(1), list[int]()
+    threads = []
+
+    def enter(number: int) -> None:
+        with gate:
+            order.append(number)
+
+    with gate:
+        for number in range(20):
+            threads.append(threading.Thread(target=enter, args=(number,)))
+            threads[-1].start()
+            until(lambda: len(gate._waiting) == len(threads))
+    enter(20)  # comes when the gate is open again, and stands behind all who wait
+    for thread in threads:
+        thread.join()
+    assert order == list(range(21))
 
 
 def test_an_owner_lives_until_it_does_not() -> None:

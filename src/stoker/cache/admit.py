@@ -18,6 +18,7 @@ from stoker.cache.descriptors import Descriptor
 from stoker.cache.home import Home
 from stoker.cache.objects import check_object, expand_object, fetch_pieces, pread_ranges, wrong_digest
 from stoker.cache.policy import refusal
+from stoker.clock import SYSTEM
 from stoker.errors import ChangedError, ShardError
 from stoker.events import Recorder
 from stoker.index.entry import ObjectRef
@@ -52,13 +53,14 @@ class Flight:
         self._changed = threading.Condition()
         self._file: Descriptor | None = None
         self._ready_bytes = 0
+        self._begun_s = 0.0
         self._whole: bytes | None = None
         self._done = False
 
     def begin(self, fd: int) -> None:
         """Bytes come into *fd* from now on, from the start (again)."""
         with self._changed:
-            self._file, self._ready_bytes = Descriptor(os.dup(fd)), 0
+            self._file, self._ready_bytes, self._begun_s = Descriptor(os.dup(fd)), 0, SYSTEM.monotonic()
 
     def advance(self, count: int) -> None:
         with self._changed:
@@ -77,6 +79,11 @@ class Flight:
             self._changed.wait_for(lambda: self._done or self._whole is not None)
             return self._whole
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._done
+
     def end(self) -> None:
         """Nothing more comes; what was read stays readable for who holds it."""
         with self._changed:
@@ -88,13 +95,18 @@ class Flight:
         with self._changed:
             self._changed.wait_for(lambda: self._done)
 
-    def read(self, ranges: Sequence[ByteRange], where: str) -> list[bytes | memoryview] | None:
-        """The ranges if all of them are there already."""
+    def read(self, ranges: Sequence[ByteRange], where: str, *, patience_s: float) -> list[bytes | memoryview] | None:
+        """The ranges if all of them are there, or will be in *patience_s* at the speed seen so far; else None."""
+        stop = max((piece.stop for piece in ranges), default=0)
         with self._changed:
+            self._changed.wait_for(lambda: self._done or not self._soon(stop, patience_s), patience_s)
             file, ready = self._file, self._ready_bytes
-        if file is None or max((piece.stop for piece in ranges), default=0) > ready:
-            return None
-        return pread_ranges(file, ranges, where)
+        return pread_ranges(file, ranges, where) if file is not None and stop <= ready else None
+
+    def _soon(self, stop: int, patience_s: float) -> bool:
+        """Whether byte *stop* is not there yet, but worth waiting for."""
+        left, spent_s = stop - self._ready_bytes, SYSTEM.monotonic() - self._begun_s
+        return self._file is not None and 0 < left * spent_s < patience_s * self._ready_bytes
 
 
 class _Stopped(Exception):  # noqa: N818  # not an error

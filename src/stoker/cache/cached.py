@@ -8,9 +8,10 @@ range of theirs. When the cache's disk fails, reading goes on without.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,13 @@ from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, admit
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
 from stoker.cache.mapped import Mapped
-from stoker.cache.objects import Read, WrongDigestError, pread_ranges, slices, wrong_digest
+from stoker.cache.objects import PIECE_BYTES, Read, WrongDigestError, pread_ranges, slices, wrong_digest
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
 from stoker.clock import SYSTEM, Clock
 from stoker.errors import StokerError, StoreError
 from stoker.events import Recorder
+from stoker.flow import Gate, parallel_map
 from stoker.index.entry import ObjectRef
 from stoker.store.base import ByteRange, Store
 from stoker.store.digest import digest_of
@@ -33,6 +35,13 @@ SMALL_BYTES_MAX = 1 << 20
 """Objects up to this size are fetched whole when any of their bytes is missed."""
 ADMISSIONS_AT_ONCE = 4
 ADMISSIONS_WAITING_MAX = 64
+PATIENCE_S = 1.0
+"""How long a miss waits for bytes that an admission is about to bring: a request of its own would fetch them twice."""
+BESIDES_AT_ONCE = 2
+"""Reads that may fetch parts of objects which come in whole anyway: enough for the next batch; more would only slow the
+admissions down, and fetch most bytes twice."""
+LARGE_AT_ONCE, SMALL_AT_ONCE = 2, 16
+"""Objects that are fetched ahead at once: of the large ones several pieces travel side by side already."""
 LEASES_BATCH = 32
 BACK_OFF_S = 5.0
 """Seconds without admissions after the disk failed or had no room."""
@@ -78,6 +87,7 @@ class Cached:
         self._clock = clock
         self._stopping = threading.Event()
         self._streamed = Streamed(store, recorder=recorder)
+        self._besides = Gate(BESIDES_AT_ONCE)
         self._live = _Live(open_home(recorder))
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
@@ -127,6 +137,33 @@ class Cached:
             live.hits += 1
         return Mapped(file, f"cache {live.home.entry(name)} of {self._store.url}: {ref.key!r}")
 
+    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
+        """See `Objects.prefetch`. Ends when the cache has no room, when it is closed, or with the process."""
+        threading.Thread(target=self._prefetch, args=(self._here(), refs), daemon=True, name="stoker-prefetch").start()
+
+    def _prefetch(self, live: _Live, refs: Iterator[ObjectRef]) -> None:
+        first = next(refs, None)
+        if first is None:
+            return
+        at_once = SMALL_AT_ONCE if first.size < PIECE_BYTES else LARGE_AT_ONCE
+        for going_on in parallel_map(
+            lambda ref: self._prefetched(live, ref), itertools.chain([first], refs), workers=at_once, ahead=at_once
+        ):
+            if not going_on:
+                return
+
+    def _prefetched(self, live: _Live, ref: ObjectRef) -> bool:
+        """Bring one object in, if it is not here; whether it makes sense to go on."""
+        home = live.home
+        if home is None or home.read_only or self._stop() or self._clock.monotonic() < live.closed_until_s:
+            return False
+        name = entry_name(self._store.url, ref)
+        if not home.holds(name, ref.expanded_size if ref.compression else ref.size):
+            flight, new = self._flight(live, name)
+            if new:
+                self._bring_in(live, home, name, ref, flight)
+        return True
+
     def close(self) -> None:
         """End admissions under way and leave nothing half-written."""
         self._stopping.set()
@@ -144,6 +181,7 @@ class Cached:
             return live
         _inherited.extend((live, self._streamed))
         self._streamed = Streamed(self._store, recorder=self._recorder)
+        self._besides = Gate(BESIDES_AT_ONCE)
         self._live = _Live(self._open_home(self._recorder))
         return self._live
 
@@ -200,15 +238,24 @@ class Cached:
                 return self.read(ref, ranges)  # it is in, or damaged, or somebody else must try
             return Read(slices(whole, ranges, f"{self._store.url}: {ref.key!r}"), sum(map(len, ranges)), 0)
         if not new:
-            data = flight.read(ranges, f"{self._store.url}: {ref.key!r}")
-            return self._streamed.read(ref, ranges) if data is None else Read(data, sum(map(len, data)), 0)
+            return self._beside(live, home, name, ref, ranges, flight)
         if ref.size <= SMALL_BYTES_MAX:
             return self._small(live, home, name, ref, ranges, flight)
         if len(live.flights) > ADMISSIONS_WAITING_MAX:
             self._land(live, name, flight)
         else:
             self._in_background(live, home, name, ref, flight)
-        return self._streamed.read(ref, ranges)
+        return self._beside(live, home, name, ref, ranges, flight)
+
+    def _beside(
+        self, live: _Live, home: Home, name: str, ref: ObjectRef, ranges: Sequence[ByteRange], flight: Flight
+    ) -> Read:
+        """Ranges of an object on its way in: what is there or nearly, else by requests of our own, a few at once."""
+        with self._besides:
+            data = flight.read(ranges, f"{self._store.url}: {ref.key!r}", patience_s=PATIENCE_S)
+            if data is None and flight.ended:  # while this read stood in line
+                data = self._from_entry(live, home, name, ref, ranges)
+            return self._streamed.read(ref, ranges) if data is None else Read(data, sum(map(len, data)), 0)
 
     def _small(
         self, live: _Live, home: Home, name: str, ref: ObjectRef, ranges: Sequence[ByteRange], flight: Flight

@@ -51,6 +51,10 @@ class Objects(Protocol):
         """The expanded object in memory where it lies on this machine already, else None: nothing is waited for."""
         ...
 
+    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
+        """Bring these objects into the cache, in this order, while others read. Nothing where there is no cache."""
+        ...
+
     def close(self) -> None:
         """Let go of files and threads."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +78,9 @@ class Streamed:
             return None
         file = self._file(self._paths, ref)
         return Mapped(file, self._where(ref), lambda found: self._check(ref, found))
+
+    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
+        """There is no place to bring them to."""
 
     def _where(self, ref: ObjectRef) -> str:
         return f"{self._store.url}: {ref.key!r}"

@@ -5,7 +5,7 @@ The ranges of neighbouring samples that lie in one object go to it in one call, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,10 @@ class SampleReader:
     def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
         """What copies the fields *names* straight from mapped shards; None where samples are no rows of arrays."""
         return row_gatherer(self._index, self._objects, names, self._recorder)
+
+    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
+        """Bring these objects into the cache, where there is one, in the background."""
+        self._objects.prefetch(refs)
 
     def _short(self, values: list[dict[str, Any]]) -> bool:
         """Whether a sample lacks a wanted field: only then are the names of all fields worth looking up."""

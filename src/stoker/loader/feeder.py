@@ -20,6 +20,8 @@ import signal
 import socket
 import sys
 import traceback
+from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -37,10 +39,13 @@ from stoker.loader.job import Job, Start
 from stoker.loader.layout import SlotLayout, lay_out
 from stoker.loader.plan import shared, slots_within
 from stoker.loader.slab import Slab, create, grow
+from stoker.loader.steps import objects_ahead
 from stoker.loader.wire import Waiter, receive, send
 from stoker.loader.work import Workshop
 
 FOREVER_S = 86_400.0
+Message = tuple[str, Any]
+"""Kind and value."""
 
 
 def open_many_files() -> None:
@@ -81,16 +86,16 @@ def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, Shape]:
     positions = np.arange(first, min(first + PROBES_MAX, len(job.dataset)))
     seen: list[dict[str, Shape | None]] = []
     failure: SampleError | None = None
-    for sample in job.order.at(start.epoch, positions).tolist():
-        try:
-            values = workshop.probe(sample, start.epoch)
-        except SampleError as error:  # told when its turn comes, unless there is nothing else
-            failure = failure or type(error)(f"sample {sample}: {error.message}", error.hint)
-            continue
-        if job.transform is not None and workshop.names is None:
-            workshop.names = frozenset(values)
-        seen.append({name: shape_of(value) for name, value in values.items()})
-        if len(seen) == PROBES:
+    samples = job.order.at(start.epoch, positions).tolist()
+    for at in range(0, len(samples), PROBES):
+        for sample, values in workshop.probe(samples[at : at + PROBES], start.epoch):
+            if isinstance(values, SampleError):  # told when its turn comes, unless there is nothing else
+                failure = failure or type(values)(f"sample {sample}: {values.message}", values.hint)
+                continue
+            if job.transform is not None and workshop.names is None:
+                workshop.names = frozenset(values)
+            seen.append({name: shape_of(value) for name, value in values.items()})
+        if len(seen) >= PROBES:
             break
     if failure is not None and not seen:
         raise failure
@@ -104,24 +109,26 @@ class Feeder:
         self._link = link
         self._job = job
         names = None if job.dataset.maps else tuple(name for name, _ in job.fields)
-        self._workshop = Workshop(job, job.dataset.reader(names, HERE))
+        self._reader = job.dataset.reader(names, HERE)
+        self._workshop = Workshop(job, self._reader)
         self._engine: Engine | None = None
         self._slab: Slab | None = None
         self._memory = -1
         """Descriptor of the slab's memory, by which it grows."""
         self._governor: Governor | None = None
         self._feeders = 0
+        self._said: deque[Message] = deque()
+        """What the trainer said and was not acted on yet."""
 
     def serve(self, waiter: Waiter) -> None:
         """Answer the trainer until it says close or is gone."""
         while True:
-            while not waiter.wait(FOREVER_S):
-                pass
-            (kind, value), _ = receive(self._link)
+            kind, value = self._said.popleft() if self._said else self._hear(waiter)
             if kind == "close":
                 return
             if kind == "start":
-                self._start(value)
+                if not self._superseded():
+                    self._start(value)
             elif kind == "free" and self._engine is not None:
                 slots, waited_s, at_s = value
                 self._engine.free(slots)
@@ -130,8 +137,26 @@ class Feeder:
             elif kind == "state":
                 send(self._link, ("state", None))
 
+    def _hear(self, waiter: Waiter) -> Message:
+        """The trainer's next word. EOFError when it is gone."""
+        while not waiter.wait(FOREVER_S):
+            pass
+        message, _ = receive(self._link)
+        return message  # type: ignore[no-any-return]  # the wire carries our own messages
+
+    def _superseded(self) -> bool:
+        """Whether the trainer has said already to start elsewhere: what it says at once is listened to first."""
+        try:
+            while True:
+                self._said.append(receive(self._link, socket.MSG_DONTWAIT)[0])
+        except BlockingIOError:
+            return any(kind in ("start", "close") for kind, _ in self._said)
+
     def _start(self, start: Start) -> None:
         if self._engine is None:
+            job = self._job
+            if job.dataset.cache is not None:
+                self._reader.prefetch(objects_ahead(job.dataset, job.order, job.split, start))
             self._engine = self._make_engine(start)
         self._engine.start(start)
         if start.feeders != self._feeders:

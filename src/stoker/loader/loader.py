@@ -107,6 +107,8 @@ class Loader:
         self._bad_count = 0
         feeders = budget.feeders if budget is not None and budget.feeders is not None else 1
         self._lanes: Lanes | None = Lanes(self._job, self._hand_out, feeders)
+        self._begin()  # the first batches are made while the model is; a resumed run starts elsewhere all the same
+        self._ahead = (self._generation, 0, 0)
 
     # --- epochs ---
 

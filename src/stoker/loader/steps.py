@@ -5,14 +5,30 @@ The samples of many steps are looked up at once: a shuffled position costs 50 µ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from stoker.dataset import Dataset
+from stoker.index import ObjectRef
 from stoker.loader.job import Start
 from stoker.order import Order, Split
 
 POSITIONS_AT_ONCE = 8_192
+
+
+def objects_ahead(dataset: Dataset, order: Order, split: Split, start: Start) -> Iterator[ObjectRef]:
+    """The objects that the rest of *start*'s epoch needs, each once, in order of first use."""
+    seen: set[str] = set()
+    steps = split.steps(start.position)
+    at_once = max(1, POSITIONS_AT_ONCE // split.batch_size)
+    for first in range(0, steps, at_once):
+        positions, _ = split.block(start.position, first, min(at_once, steps - first))
+        for ref in dataset.objects(order.at(start.epoch, positions.reshape(-1))):
+            if ref.key not in seen:
+                seen.add(ref.key)
+                yield ref
 
 
 class Step(NamedTuple):

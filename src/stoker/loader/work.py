@@ -6,7 +6,7 @@ sample that cannot be used is handled here (skipped, replaced, or raised); every
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,11 +74,15 @@ class Workshop:
                 seat[0] = batch.samples[row] + 1
                 self._keep(batch, row, values)
 
-    def probe(self, sample: int, epoch: int) -> Values:
-        """The values of one sample, to learn the shapes that a transform gives."""
-        raw = self._reader.read([sample])
-        values = self._values(raw, 0, sample, epoch, {})
-        return self._apply(raw.keys[0], sample, epoch, values) if self._job.transform else values
+    def probe(self, samples: list[int], epoch: int) -> Iterator[tuple[int, Values | SampleError]]:
+        """The values of a few samples, or why they are bad, to learn the shapes that decoders and transform give."""
+        raw = self._reader.read(samples)
+        for at, sample in enumerate(samples):
+            try:
+                values = self._values(raw, at, sample, epoch, {})
+                yield sample, self._apply(raw.keys[at], sample, epoch, values) if self._job.transform else values
+            except SampleError as error:
+                yield sample, error
 
     def _decode(self, batch: Batch, chunk: Chunk, row: int, raw: RawSamples, seat: np.ndarray) -> Values | None:
         """Decoded values of a row, or None where the sample is skipped. Fixed-shape fields are in the slot already."""

@@ -1,0 +1,116 @@
+"""Bringing objects into the cache ahead of their use, and what reads do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import stoker
+from stoker.events import Events
+from stoker.index import ObjectRef
+from stoker.loader.job import Start
+from stoker.loader.steps import objects_ahead
+from stoker.order import Split, build_order
+from stoker.store import ByteRange, Memory
+from support_dataset import write_shards
+from support_store import Counting, Gated, random_bytes, refs_of, until
+
+SIZE = 3 << 20
+
+
+def objects_of(count: int, size: int = SIZE) -> Memory:
+    """A store of so many objects."""
+    store = Memory()
+    for number in range(count):
+        store.put(f"{number:02d}.tar", random_bytes(number, size))
+    return store
+
+
+def test_objects_come_in_in_the_order_asked_for(tmp_path: Path) -> None:
+    """All that are not there are fetched once, first things first: of large ones two at a time."""
+    store, cache = Counting(objects_of(6, 9 << 20)), stoker.Cache(tmp_path / "c")
+    objects = cache.objects(store)
+    refs = refs_of(store)
+    wanted = [refs[number] for number in (4, 1, 5, 0, 2, 3)]
+    objects.prefetch(iter(wanted))
+    until(lambda: all(cache.contains(store, ref) for ref in refs))
+    first_asked = list(dict.fromkeys(key for key, _ in store.ranges))
+    assert all(abs(first_asked.index(ref.key) - at) <= 1 for at, ref in enumerate(wanted))
+    assert store.read_bytes.total() == 6 * (9 << 20)
+    before = store.calls.total()
+    again = cache.objects(store)
+    again.prefetch(iter(wanted))
+    assert bytes(again.read(refs[3], [ByteRange(5, 50)]).data[0]) == random_bytes(3, 9 << 20)[5:50]
+    objects.close()
+    again.close()
+    assert store.calls.total() == before
+
+
+def test_a_full_cache_ends_it(tmp_path: Path) -> None:
+    """What has no room is not fetched again and again: prefetching stops, reads go on."""
+    store, cache = Counting(objects_of(6)), stoker.Cache(tmp_path / "c", limit=2 * SIZE + 1000)
+    events = Events()
+    objects = cache.objects(store, recorder=events)
+    refs = refs_of(store)
+    asked: list[str] = []
+
+    def watched() -> Iterator[ObjectRef]:
+        for ref in refs * 10:
+            asked.append(ref.key)
+            yield ref
+
+    objects.prefetch(watched())
+    until(lambda: events.totals().get("cache.refused", 0) > 0)
+    assert bytes(objects.read(refs[5], [ByteRange(0, 9)]).data[0]) == random_bytes(5, SIZE)[:9]
+    objects.close()
+    assert len(asked) < 60
+    assert cache.status().bytes <= 2 * SIZE + 1000
+
+
+def test_few_reads_fetch_what_comes_in_anyway(tmp_path: Path) -> None:
+    """While an object is on its way, only some reads ask for parts of it; the rest find it on the disk."""
+    store, cache = Gated(objects_of(1)), stoker.Cache(tmp_path / "c")
+    events = Events()
+    objects = cache.objects(store, recorder=events)
+    ref = refs_of(store)[0]
+    ranges = [ByteRange(at * 1000, at * 1000 + 10) for at in range(40)]
+    done: list[int] = []
+
+    def read() -> None:
+        for piece in ranges:
+            assert bytes(objects.read(ref, [piece]).data[0]) == random_bytes(0, SIZE)[piece.start : piece.stop]
+            done.append(piece.start)
+            if len(done) == 5:
+                store.open.set()
+
+    read()
+    until(lambda: cache.contains(store, ref))
+    read()
+    objects.close()
+    assert events.totals()["cache.hits"] >= len(ranges)
+
+
+def test_the_objects_of_an_epoch_in_order_of_first_use(tmp_path: Path) -> None:
+    """What a rank will need, each once, from the position where it stands: others' and past ones are not among it."""
+    dataset = stoker.open(write_shards(tmp_path, 60, shards=6))
+    order = build_order("full", shard_starts=dataset.shard_starts, seed=4)
+    split = Split(60, 3, 1, 2)
+    for position in (0, 48):
+        found = [ref.key for ref in objects_ahead(dataset, order, split, Start(1, 2, position))]
+        positions = np.concatenate([split.step(position, step)[0] for step in range(split.steps(position))])
+        shards = np.searchsorted(dataset.shard_starts, order.at(2, positions), side="right") - 1
+        expected = [f"shard_{shard:05d}.tar" for shard in dict.fromkeys(shards.tolist())]
+        assert found == expected
+
+
+def test_a_loader_fills_the_cache_while_it_reads(tmp_path: Path) -> None:
+    """After one epoch over a cache that has room everything is in it, without a warm-up."""
+    folder = write_shards(tmp_path / "data", 60, shards=6)
+    cache = stoker.Cache(tmp_path / "c")
+    dataset = stoker.open(folder, cache=cache)
+    with stoker.Loader(dataset, 4, fields={"cls": int}) as loader:
+        for _ in loader:
+            pass
+        until(lambda: cache.status().entries == 6)
