@@ -234,7 +234,7 @@ def test_a_device_gets_copies(dataset: stoker.Dataset) -> None:
     assert [b["cls"].tolist() for b in kept] == [[i % 10 for i in range(f, f + 4)] for f in range(0, 48, 4)]
 
 
-def test_the_first_batches_are_made_before_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_the_first_batches_are_made_before_they_are_asked_for(dataset: stoker.Dataset, tmp_path: Path) -> None:
     """A loader begins when it is made, and one that is sent elsewhere right away begins there instead."""
     note = tmp_path / "seen"
 
@@ -243,7 +243,6 @@ def test_the_first_batches_are_made_before_they_are_asked_for(folder: Path, tmp_
             out.write(f"{sample['__index__']}\n")
         return {"cls": sample["cls"]}
 
-    dataset = stoker.open(folder)
     with stoker.Loader(dataset, 4, fields={"cls": int}, transform=seen, output="numpy") as loader:
         until(note.exists)
         first = next(iter(loader))["__index__"].tolist()
