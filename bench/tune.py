@@ -6,7 +6,8 @@ counts is how workers come over the seam. The grid is every combination of num_w
 multiprocessing_context, each measured for as long as tune's last round measures (the design's aim: at least 95 % of the best in at
 most 25 % of the time).
 
-found       rate of tune's choice in the grid's own trial of it, over the best rate of the grid (seams included)
+found       rate of tune's choice in the grid's own trial of it, over the best rate of the grid (seams included); more than 1 when
+            tune went up to more workers than the grid has
 time        tune's wall time over the grid's
 
 STOKER_BENCH_SECONDS (2) is the last round's time, STOKER_BENCH_ONLY names the loaders, STOKER_BENCH_CPUS (2) is the machine that the
@@ -88,7 +89,7 @@ def _loader(samples: Samples, knobs: dict[str, Any]) -> object:
 
 
 def rate_of(setting: Setting, trials: list[Trial]) -> float:
-    """The grid's rate of a setting, page-locked memory apart; without workers nothing else counts."""
+    """The grid's rate of a setting, page-locked memory apart; without workers nothing else counts. 0: not in the grid."""
     for trial in trials:
         assert trial.setting is not None
         same = trial.setting == replace(setting, pin_memory=False)
@@ -112,6 +113,9 @@ def compare(name: str) -> dict[str, Any]:
     assert found.chosen is not None and best.setting is not None
     takes = search.ground.takes
     rate = rate_of(found.chosen, search.trials)
+    if not rate:  # tune goes up as long as more workers help: beyond the grid
+        beyond = search.run(replace(found.chosen, pin_memory=False), SECONDS, again=True)
+        rate = beyond.epoch_rate if beyond is not None else 0.0
     return {
         "found": rate / best.epoch_rate, "time": tuned_s / grid_s, "tune_s": tuned_s, "grid_s": grid_s,
         "tune_trials": len(found.trials), "grid_trials": len(search.trials), "chosen": found.chosen.line(takes),

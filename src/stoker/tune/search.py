@@ -17,7 +17,7 @@ from stoker import machine
 from stoker.errors import StokerError, UsageError
 from stoker.tune.halving import rounds, survivors
 from stoker.tune.report import TuneReport
-from stoker.tune.settings import KNOBS, WORKERS_MAX, Setting, first_field, start_workers, variants
+from stoker.tune.settings import KNOBS, Setting, first_field, start_workers, variants, workers_max
 from stoker.tune.trial import Order, Target, Trial
 from stoker.tune.verdict import HEADROOM, SLACK, Ground, advice, best_trials, choose_rate, choose_rest, rate_reasons
 from stoker.tune.watch import Bounds, probe, run_trial, shm_free
@@ -185,7 +185,7 @@ class Search:
             best = max(most, key=lambda t: t.rate, default=None)
             if best is None or best.setting is None or not rest or best.rate >= self.ground.enough:
                 return added
-            if best.rate <= max(rest) * (1 + SLACK) or not 0 < top * 2 <= WORKERS_MAX:
+            if best.rate <= max(rest) * (1 + SLACK) or not 0 < top * 2 <= workers_max(self.ground.cpus):
                 return added
             setting = replace(best.setting, num_workers=top * 2)
             trial = self.run(setting, seconds)

@@ -14,7 +14,8 @@ KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "
 """The keyword arguments of a factory that are tried, if it takes them."""
 CONTEXTS = ("forkserver", "fork", "spawn")
 WORKERS_RULE_MAX = 16
-WORKERS_MAX = 128
+WORKERS_A_CPU_MAX = 8
+"""Workers that mostly wait may be many, but each costs memory and, at its start, seconds of CPU."""
 PREFETCHES = (2, 4)
 
 
@@ -60,6 +61,11 @@ def start_workers(cpus: int, gpus: int) -> int:
 def worker_ladder(start: int) -> tuple[int, ...]:
     """Numbers of workers to try: none, and powers of two around *start*."""
     return tuple(sorted({0, max(1, start // 4), max(1, start // 2), start, 2 * start, 4 * start}))
+
+
+def workers_max(cpus: int) -> int:
+    """The most workers that a search goes up to, on so many CPUs."""
+    return max(WORKERS_RULE_MAX, WORKERS_A_CPU_MAX * cpus)
 
 
 def first_field(start: int, takes: Collection[str], context: str | None) -> list[Setting]:
