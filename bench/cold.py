@@ -43,6 +43,7 @@ AT_ONCE = 16
 PIECE_BYTES = 8 << 20
 BUCKET = "bench"
 
+
 def fill(url: str) -> list[tuple[str, int]]:
     """Put the shards there, with their index; gives keys and sizes."""
     store, random, made = connect(url), np.random.default_rng(0), []
