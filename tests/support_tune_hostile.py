@@ -48,6 +48,13 @@ def hangs(num_workers: int = 0) -> Iterator[int]:
     time.sleep(3600)
 
 
+def crawls(num_workers: int = 0) -> Iterator[int]:
+    """A batch in 1.2 s: slower than the bound on silence of its test, were there no sign of life."""
+    while True:
+        time.sleep(1.2)
+        yield 1
+
+
 def crashes(num_workers: int = 0) -> Iterator[int]:
     """Killed as by the kernel for memory."""
     yield 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stoker.tune import Limits, Setting, Target, tune
@@ -34,3 +36,28 @@ def test_the_factories_behind_a_url(tmp_path: Path, name: str) -> None:
     assert (found.status, found.message) == ("ok", "")
     assert (found.length, found.batch_samples) == (7, 8)
     assert found.batch_bytes >= 8 * 16 * 16 * 3
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_trial_leaves_no_semaphores_behind(tmp_path: Path, method: str) -> None:
+    """Workers of every kind are killed in the middle of their work; what they had in /dev/shm goes with them."""
+    before = set(os.listdir("/dev/shm"))
+    setting = Setting(2, multiprocessing_context=method)
+    arguments = setting.arguments(("num_workers", "multiprocessing_context", "persistent_workers"))
+    order = Order(Target("support_tune:sleeping"), arguments, 2, 2, 0.2, again=False)
+    assert run_trial(order, setting, Bounds(60, 4 << 30)).status == "ok"
+    mine = [name for name in set(os.listdir("/dev/shm")) - before if owned(name)]
+    assert mine == []
+
+
+def owned(name: str) -> bool:
+    """Whether nobody else has it open: tests run side by side."""
+    return name.startswith("sem.") and not any(f"/dev/shm/{name}" in maps for maps in map(maps_of, psutil.pids()))
+
+
+def maps_of(pid: int) -> str:
+    """What a process has mapped."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""

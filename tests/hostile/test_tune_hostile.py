@@ -112,6 +112,13 @@ def test_a_loader_that_hangs_is_ended_in_time() -> None:
     assert "after the first batch" in found.message
 
 
+def test_a_slow_loader_is_not_taken_for_hung() -> None:
+    """Four batches of 1.2 s each make a round; silence is bounded to 3 s, yet it is measured."""
+    found = trial("crawls", workers=2, bounds=Bounds(quiet_s=3, ram_bytes=2 << 30))
+    assert found.status == "ok"
+    assert found.wall_s > 3
+
+
 def test_a_loader_that_crashes_is_told_with_its_last_words() -> None:
     """The signal and the last line on stderr."""
     found = trial("crashes")

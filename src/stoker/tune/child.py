@@ -22,10 +22,14 @@ from typing import Any
 import psutil
 
 from stoker.errors import StokerError, UsageError, reason_of
+from stoker.tune.session import kill_all
 from stoker.tune.settings import KNOBS
 from stoker.tune.trial import Order, Target
 
 LOOK_EVERY_S = 0.5
+SIGN_EVERY_S = 1.0
+SLOW_TIMES, SLOW_S = 10, 20.0
+"""A loader that has not given a whole round after so many times the order's seconds, and so many more, is cut short."""
 SETTLE_S_MAX = 3.0
 """How long to wait for batches under way before a seam is measured."""
 
@@ -125,7 +129,11 @@ def tree_pss() -> int:
 class Drawing:
     """Draws batches of a loader and measures. Each phase is told as it ends, so that a hang is known by its phase."""
 
-    def __init__(self, loader: Iterable[Any], order: Order, after: Callable[[Any], None]) -> None:
+    def __init__(
+        self, loader: Iterable[Any], order: Order, after: Callable[[Any], None], tell: Callable[..., None]
+    ) -> None:
+        self._tell, self._told_s = tell, time.monotonic()
+        self._slow_s = SLOW_TIMES * order.seconds + SLOW_S
         self._loader = loader
         self._order = order
         self._after = after
@@ -137,8 +145,15 @@ class Drawing:
         began = time.monotonic()
         batch = next(self._batches)
         self.waited_s += time.monotonic() - began
+        self._lives()
         self._after(batch)
         return batch
+
+    def _lives(self) -> None:
+        """A sign of life, once a second: slow is not hung."""
+        if time.monotonic() - self._told_s > SIGN_EVERY_S:
+            self._tell("lives")
+            self._told_s = time.monotonic()
 
     def first(self) -> Any:
         """The first batch. StopIteration where there is none."""
@@ -146,9 +161,12 @@ class Drawing:
 
     def rate(self) -> dict[str, Any]:
         """Batches a second in whole rounds after a first one, or over whole epochs where they are short."""
+        begun = time.monotonic()
         try:
             for _ in range(self._round):
                 self._next()
+                if time.monotonic() - begun > self._slow_s:
+                    break
         except StopIteration:
             return self._epochs(0, 0.0)
         self.waited_s, began, count, cpu_s = 0.0, time.monotonic(), 0, tree_cpu_s()
@@ -159,7 +177,7 @@ class Drawing:
                 return self._epochs(count, time.monotonic() - began)
             count += 1
             spent = time.monotonic() - began
-            if spent >= self._order.seconds and count % self._round == 0:
+            if spent >= self._order.seconds and (count % self._round == 0 or spent > self._slow_s):
                 found = {"rate": count / spent, "cpu_s": (tree_cpu_s() - cpu_s) / count}
                 return {**found, "wait_share": self.waited_s / spent if self._order.step_s else None, "steady": True}
 
@@ -171,6 +189,7 @@ class Drawing:
             began_wait = time.monotonic()
             for batch in self._batches:
                 self.waited_s += time.monotonic() - began_wait
+                self._lives()
                 self._after(batch)
                 passed += 1
                 began_wait = time.monotonic()
@@ -241,7 +260,7 @@ def run(order: Order, tell: Callable[..., None]) -> None:
     except TypeError:
         length = None
     tell("made", length=length)
-    drawing = Drawing(loader, order, copier(order))
+    drawing = Drawing(loader, order, copier(order), tell)
     try:
         batch = drawing.first()
     except StopIteration:
@@ -261,7 +280,8 @@ def end_with(tuner: int) -> None:
     """Kill this process's whole session, workers and all, once the tuner is gone: nobody else would."""
     while os.getppid() == tuner:
         time.sleep(LOOK_EVERY_S)
-    os.killpg(0, signal.SIGKILL)
+    kill_all(os.getsid(0))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import psutil
 
 from stoker import machine
 from stoker.errors import StokerError, UsageError
+from stoker.tune.session import end_session
 from stoker.tune.settings import Setting
 from stoker.tune.trial import Order, Status, Target, Trial
 from stoker.units import format_bytes, format_duration
@@ -184,7 +185,8 @@ def _watch(
             used = tree_bytes(process.pid)  # others may have taken it
             if used > bounds.ram_bytes or scarce:
                 seen.ram_bytes = used
-                return "memory", f"it took {format_bytes(used)} of memory, allowed are {format_bytes(bounds.ram_bytes)}"
+                why = "the machine has no more" if scarce else f"allowed are {format_bytes(bounds.ram_bytes)}"
+                return "memory", f"it took {format_bytes(used)} of memory, {why}"
         quiet = time.monotonic() - quiet_since
         if quiet > bounds.quiet_s + order.seconds:
             return "hung", f"no sign of life for {format_duration(quiet)} {_PHASES[seen.phase]}"
@@ -193,6 +195,8 @@ def _watch(
 def _told(line: dict[str, Any], order: Order, seen: _Seen) -> tuple[Status, str] | None:
     """Take in one line; how the trial ended, if it did."""
     event = line.pop("event")
+    if event == "lives":
+        return None
     if event == "error":
         hint = f"\nhint: {line['hint']}" if line.get("hint") else ""
         if line["usage"] and seen.phase in ("", "loaded"):
@@ -234,8 +238,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     others = []
     with contextlib.suppress(psutil.Error):
         others = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    end_session(process.pid)
     for other in others:
         with contextlib.suppress(psutil.Error):
             other.kill()
