@@ -20,6 +20,7 @@ from stoker.errors import CheckpointError, UsageError
 from support_checkpoint import complete, everything, model, pair, same, saved, seen, train
 from support_store import until
 
+
 class Position:
     """A loader as far as a checkpoint knows it."""
 
