@@ -162,6 +162,22 @@ def test_map_dataset_by_plain_numbers(dataset: stoker.Dataset) -> None:
     assert [one["__index__"] for one in samples.__getitems__([9, 2, 9])] == [9, 2, 9]
 
 
+class Labelled(MapDataset):
+    """A subclass with an attribute of its own."""
+
+    label = "none"
+
+    def __getitems__(self, numbers: Any) -> Any:
+        return [{**sample, "label": self.label} for sample in super().__getitems__(numbers)]
+
+
+def test_a_subclass_stays_what_it_is(dataset: stoker.Dataset) -> None:
+    """Through pickle, with what was set on it."""
+    samples = Labelled(dataset, {"cls": int})
+    samples.label = "mine"
+    assert pickle.loads(pickle.dumps(samples))[4]["label"] == "mine"
+
+
 def test_a_transform_gets_the_seed_and_gives_the_fields(dataset: stoker.Dataset) -> None:
     """A lambda that cannot be pickled by pickle travels; `__seed__` differs by sample and epoch only."""
     samples = MapDataset(dataset, {"cls": int}, transform=lambda s: {"twice": s["cls"] * 2, "seed": s["__seed__"]})

@@ -16,7 +16,7 @@ from stoker.errors import UsageError
 from stoker.tune import Limits, Setting, Target, Trial, TuneReport, tune
 from stoker.tune.plot import check_name, draw
 from stoker.tune.report import table, text
-from stoker.tune.settings import KNOBS, first_field, full_grid, start_workers, variants, worker_ladder
+from stoker.tune.settings import KNOBS, first_field, full_grid, start_workers, variants, worker_ladder, workers_max
 from stoker.tune.trial import Order
 from stoker.tune.verdict import Ground, advice, choose_rate, choose_rest
 from stoker.tune.watch import Bounds, run_trial
@@ -161,6 +161,7 @@ def test_where_the_search_begins() -> None:
     assert [start_workers(*machine) for machine in ((96, 8), (256, 8), (4, 8), (2, 1))] == [12, 16, 1, 2]
     assert worker_ladder(8) == (0, 2, 4, 8, 16, 32)
     assert worker_ladder(1) == (0, 1, 2, 4)
+    assert (workers_max(1), workers_max(12)) == (16, 96)
 
 
 def test_a_setting_becomes_arguments_that_torch_takes() -> None:

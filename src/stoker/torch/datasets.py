@@ -75,8 +75,9 @@ class MapDataset(torch.utils.data.Dataset[Sample]):
             raise IndexError(f"sample {number} of a dataset with {len(self)} samples")
         return Number(place, int(self._epoch), self.seed)
 
-    def __reduce__(self) -> tuple[Callable[..., MapDataset], tuple[bytes, torch.Tensor]]:
-        return _revive, (_pickled((self.dataset, self.seed, self._samples)), self._epoch)
+    def __reduce__(self) -> tuple[Callable[..., MapDataset], tuple[type[MapDataset], bytes, torch.Tensor]]:
+        state = {name: value for name, value in self.__dict__.items() if name != "_epoch"}
+        return _revive, (type(self), _pickled(state), self._epoch)
 
 
 def _pickled(state: object) -> bytes:
@@ -89,9 +90,10 @@ def _pickled(state: object) -> bytes:
         ) from error
 
 
-def _revive(state: bytes, epoch: torch.Tensor) -> MapDataset:
-    made = MapDataset.__new__(MapDataset)
-    made.dataset, made.seed, made._samples = pickle.loads(state)
+def _revive(kind: type[MapDataset], state: bytes, epoch: torch.Tensor) -> MapDataset:
+    """The dataset in a worker. The epoch's memory is shared, so it travels by torch's own ways, not in the state."""
+    made = kind.__new__(kind)
+    made.__dict__.update(pickle.loads(state))
     made._epoch = epoch
     return made
 
