@@ -149,7 +149,7 @@ def test_the_detector_sees_aliasing(tmp_path: Path) -> None:
     with stoker.Checkpointer(tmp_path / "ck") as ck:
         saved(ck, 0, state)
         fill, put_off = ck._planning.staging.fill, []
-        ck._planning.staging.fill = lambda planner: put_off.append(planner)
+        ck._planning.staging.fill = lambda planner, guarded: put_off.append(planner)
         state["w"].fill_(1)
         planner = ck._planning.staging
         state["w"].fill_(2)

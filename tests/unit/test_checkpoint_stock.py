@@ -226,8 +226,8 @@ def test_dicts_whose_keys_are_no_text(tmp_path: Path) -> None:
 
 
 def test_saves_that_overlap(tmp_path: Path) -> None:
-    """torch leaves it to the caller that two background saves do not share a path; stoker's have names of their own, also
-    of one step, and one is on its way at a time."""
+    """torch leaves it to the caller that two background saves do not share a path; stoker's have names of their own,
+    also of one step, and one is on its way at a time."""
     big = {f"w{n}": torch.full((300_000,), 1.0) for n in range(6)}
     later = {f"w{n}": torch.full((300_000,), 2.0) for n in range(6)}
     with stoker.Checkpointer(tmp_path / "ck", on_full="wait", keep=5) as ck:

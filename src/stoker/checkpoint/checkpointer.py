@@ -139,7 +139,7 @@ class Checkpointer:
             small[own_of_rank(self._peers.rank)] = own
         if position is not None and self._peers.rank == 0:
             small[LOADER] = position
-        staging.fill(planner)
+        staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset())
         self._guard(state)
         job = WriteJob(self.root / attempt.name, self._peers.rank, plan.layout.files, small, self._owner)
         save = self._last = Save(step, attempt.name)
@@ -195,7 +195,7 @@ class Checkpointer:
         """Wait until the last `save` has copied all that the optimizer is about to change. Optimizers that were saved
         call it by themselves; call it before you change saved tensors in another way. On a CPU there is nothing to wait
         for."""
-        self._planning.settle()
+        self._planning.guard()
 
     # --- in the saving thread ---
 

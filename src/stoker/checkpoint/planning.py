@@ -85,10 +85,10 @@ class Planning:
         self.plan = replace(plan, signature=signature)
         self.staging = tensors.Staging(self.plan, pin=tensors.any_on_gpu(planner))
 
-    def settle(self) -> None:
-        """Wait until the copies of the last save are done."""
+    def guard(self) -> None:
+        """Let what comes next on this GPU wait until the copies of the last save are done."""
         if self.staging is not None:
-            self.staging.settle()
+            self.staging.guard()
 
     def close(self) -> None:
         """Give the staging memory back."""

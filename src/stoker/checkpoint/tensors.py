@@ -9,13 +9,12 @@ another rank.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import mmap
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,9 +96,9 @@ def _whole_leaves(where: str, value: Any) -> Any:
             hint = "give the optimizer or module itself, not its state_dict()" if strange == 0 else None
             raise UsageError(f"{where}: a dict that holds tensors has the key {strange!r}, which is no text", hint)
         return {key: _whole_leaves(f"{where}.{key}", one) for key, one in value.items()}
-    if isinstance(value, list) and _holds_tensors(value):
-        return [_whole_leaves(f"{where}.{number}", one) for number, one in enumerate(value)]
-    return value
+    if not isinstance(value, list) or not _holds_tensors(value):
+        return value
+    return [_whole_leaves(f"{where}.{number}", one) for number, one in enumerate(value)]
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -259,6 +258,7 @@ class Staging:
         self.plan = plan
         self.serial = next(_serials)
         self.nbytes = plan.layout.nbytes
+        self.pinned = pin
         self.descriptor = -1
         self._locked: PageLocked | None = None
         self._stream: Any = None
@@ -290,28 +290,50 @@ class Staging:
             cuda: Any = torch.cuda  # torch leaves its run-time calls untyped
             self._stream = cuda.Stream()
 
-    def fill(self, planner: DefaultSavePlanner) -> None:
-        """Copy every tensor in. From a GPU the copies run on a stream of their own: call `settle` before changes."""
-        views = iter(self._views)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-        beside = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
-        with torch.no_grad(), beside:
-            for item in self.plan.items:
-                if item.type == WriteItemType.BYTE_IO:
-                    continue
-                view = next(views)
-                if view is not None:
-                    live: Any = planner.resolve_data(item)
-                    view.copy_(live.detach(), non_blocking=self._stream is not None)
-            if self._stream is not None:
-                self._copied = self._stream.record_event()
+    def fill(self, planner: DefaultSavePlanner, guarded: Set[int] = frozenset()) -> None:
+        """Copy every tensor in. From a GPU the copies run on a stream of their own, beside what training does next.
+
+        *guarded*: addresses of tensors that only an optimizer changes, which waits by `guard`. All others (buffers that
+        the next forward changes, tensors that nobody owns) are copied first, and the current stream waits for those.
+        """
+        pairs = [(view, live) for view, live in zip(self._views, self._live(planner), strict=True) if view is not None]
+        if self._stream is None:
+            for view, live in pairs:
+                view.copy_(live)
+            return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for view, live in (pair for pair in pairs if pair[1].data_ptr() not in guarded):
+                self._copy(view, live)
+            current.wait_event(self._stream.record_event())
+            for view, live in (pair for pair in pairs if pair[1].data_ptr() in guarded):
+                self._copy(view, live)
+            self._copied = self._stream.record_event()
+
+    def _live(self, planner: DefaultSavePlanner) -> Iterator[torch.Tensor]:
+        """The live tensors in the order of their places."""
+        for item in self.plan.items:
+            if item.type != WriteItemType.BYTE_IO:
+                found: Any = planner.resolve_data(item)
+                yield found.detach()
+
+    def _copy(self, view: torch.Tensor, live: torch.Tensor) -> None:
+        view.copy_(live, non_blocking=True)
+        if live.is_cuda:
+            live.record_stream(self._stream)  # its memory is not given to others while it is read here
+
+    def guard(self) -> None:
+        """Let the current stream wait until the copies of the last `fill` are done; the host does not wait."""
+        copied = self._copied
+        if copied is not None:
+            torch.cuda.current_stream().wait_event(copied)
 
     def settle(self) -> None:
-        """Wait until all copies of the last `fill` are done."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
+        """Wait until all copies of the last `fill` are done. From any thread."""
+        copied = self._copied
+        if copied is not None:
+            copied.synchronize()
 
     def close(self) -> None:
         """Give the memory back; the writing process keeps its own mapping."""
@@ -330,6 +352,18 @@ def _view(whole: torch.Tensor, item: WriteItem, at: int, nbytes: int) -> torch.T
     if nbytes == 0:
         return None
     return whole[at : at + nbytes].view(item.tensor_data.properties.dtype).view(item.tensor_data.chunk.sizes)
+
+
+def guarded_by_optimizers(state: State) -> set[int]:
+    """Addresses of the tensors that only optimizers of *state* change: parameters and the optimizers' own."""
+    found: set[int] = set()
+    for value in state.values():
+        if isinstance(value, torch.optim.Optimizer):
+            own = [one for states in value.state.values() for one in states.values() if isinstance(one, torch.Tensor)]
+            stepped = [parameter for group in value.param_groups for parameter in group["params"]]
+            for one in (*own, *stepped):
+                found.add((one.to_local() if isinstance(one, DTensor) else one).data_ptr())
+    return found
 
 
 def any_on_gpu(planner: DefaultSavePlanner) -> bool:
