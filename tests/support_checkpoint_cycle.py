@@ -104,7 +104,7 @@ class Disk:
         if done == "sync" and where.exists():
             self.contents[where] = where.read_bytes()
         if done == "rename" and where.exists():
-            self.contents[where] = self.contents.pop(where.with_name(f"{where.name}.new"), b"")
+            self.contents[where] = self.contents.pop(where.with_name(f"{where.name}.{os.getpid()}.new"), b"")
         if done == "sync_folder" and where.exists():
             self.names[where] = set(os.listdir(where))
         self.pending = (operation, path)

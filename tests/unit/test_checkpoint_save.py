@@ -438,3 +438,14 @@ def test_a_file_system_without_o_direct(tmp_path: Path, monkeypatch: pytest.Monk
     data = memoryview(bytearray(os.urandom(disk.BLOCK_BYTES * 5)))  # its address is no multiple of a block: refused
     crc = disk.write_large(tmp_path / "unaligned", data[1 : 1 + 4096])
     assert (tmp_path / "unaligned").read_bytes() == bytes(data[1 : 1 + 4096]) and crc == disk.crc32c(data[1 : 1 + 4096])
+
+
+def test_resuming_beside_the_keeper(tmp_path: Path) -> None:
+    """Both read the newest checkpoint back and mark it, in either order and at once: neither minds the other."""
+    with stoker.Checkpointer(tmp_path / "ck", keep=2) as ck:
+        for step in range(25):
+            saved(ck, step, {"x": torch.full((4,), float(step))})
+            fresh = {"x": torch.zeros(4)}
+            found = ck.resume(fresh)
+            assert found is not None and found.step == step and fresh["x"][0] == step
+        assert ck._household is not None and ck._household.deaths == 0 and ck._household.trouble is None

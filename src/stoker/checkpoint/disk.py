@@ -153,8 +153,11 @@ def write_small(path: Path, data: bytes) -> int:
 
 
 def write_named(path: Path, data: bytes) -> None:
-    """Write a small file that appears whole or not at all, durable with its name when this returns."""
-    temporary = path.with_name(f"{path.name}.new")
+    """Write a small file that appears whole or not at all, durable with its name when this returns.
+
+    The temporary's name is this process's own: a trainer that resumes and its keeper may set the same mark at once.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     write_small(temporary, data)
     watch("rename", path)
     temporary.replace(path)

@@ -84,8 +84,8 @@ def keep(link: socket.socket, ear: Ear) -> None:
             wait_s = 0.0
         try:
             report = keeper.cycle()
-        except StokerError as error:
-            send(link, ("trouble", (asked, error)))
+        except (StokerError, OSError) as error:  # a disk that is full or dying: looked at again later
+            send(link, ("trouble", (asked, str(error))))
             wait_s = job.retry_s
         else:
             send(link, ("report", (asked, report)))
