@@ -17,6 +17,15 @@ if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
         exit 1
     fi
 fi
+include=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
+if ! command -v cc >/dev/null || [ ! -f /usr/include/jpeglib.h ] || [ ! -f "$include/Python.h" ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then  # for decoding parts of JPEGs; optional
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y gcc libc6-dev libjpeg-dev python3-dev >/dev/null ||
+            echo "stoker: no compiler or libjpeg headers: JPEGs will be decoded whole, which is slower" >&2
+    else
+        echo "stoker: JPEGs will be decoded whole, which is slower; for the rest: sudo apt-get install gcc libjpeg-dev python3-dev" >&2
+    fi
+fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 echo "stoker: installing into .venv (the first time takes a minute or two)" >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

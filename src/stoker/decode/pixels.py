@@ -1,9 +1,9 @@
 """Bytes of an image → RGB pixels of the part that is wanted, upright. All that can be wrong with them is a SampleError.
 
-JPEGs go through simplejpeg (libjpeg-turbo, strict, without the GIL) into a buffer that each thread keeps; what it
-refuses, and every other format, goes to Pillow, whose verdict counts. Pixels that a format keeps as an array (arrays,
-HDF5, MDS `pil`) are cut like those of a file. Alpha is dropped, not composited; 16 bits become
-8 by `value >> 8`; of an animation the first frame is taken.
+Of a JPEG the part that is wanted is decoded (region.py), or all of it by simplejpeg (libjpeg-turbo): strictly, without
+the GIL, into a buffer that each thread keeps. What that refuses, and every other format, goes to Pillow, whose verdict
+counts. Pixels that a format keeps as an array (arrays, HDF5, MDS `pil`) are cut like those of a file. Alpha is dropped,
+not composited; 16 bits become 8 by `value >> 8`; of an animation the first frame is taken.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import simplejpeg
 
 from stoker.decode.augment import FLIPS, Box, aligned, stored_box
 from stoker.decode.header import PNG_MAGIC, Header, check_png_sums, exif_orientation, read_header
+from stoker.decode.region import jpeg_part
 from stoker.errors import SampleError, reason_of
 
 Pixels = npt.NDArray[np.uint8]
@@ -70,6 +71,10 @@ def cut(raw: Picture, choose: Choice, *, pixels_max: int = PIXELS_MAX) -> tuple[
         _check_size(header.height, header.width, pixels_max)
         if header.fast_jpeg:
             box, denominator, target = _place(header, choose)
+            size = (header.height, header.width)
+            part = jpeg_part(raw, box, size, denominator, _scratch) if target is not None else None
+            if part is not None:
+                return _turned(part, header.orientation), target
             scaled = _simplejpeg(raw, header, denominator)
             if scaled is not None:
                 return _upright(scaled, box, denominator, header.orientation), target
@@ -184,7 +189,11 @@ def _upright(pixels: Pixels, box: Box, denominator: int, orientation: int) -> Pi
     """The box of *pixels* (which are stored at 1/denominator), turned as EXIF says."""
     top, left = box.top // denominator, box.left // denominator
     height, width = box.height // denominator, box.width // denominator
-    part = pixels[top : top + height, left : left + width]
+    return _turned(pixels[top : top + height, left : left + width], orientation)
+
+
+def _turned(part: Pixels, orientation: int) -> Pixels:
+    """What was cut out of a stored picture, upright."""
     if orientation == 1:
         return part
     if orientation >= 5:

@@ -1,0 +1,120 @@
+"""Decoding the part of a JPEG that a crop needs: the pixels that the whole has there, and nothing that is cut off."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stoker.decode import CenterCrop, RandomResizedCrop, region
+from stoker.decode import pixels as pixels_room
+from stoker.decode.augment import Box
+from stoker.errors import SampleError
+
+needs_module = pytest.mark.skipif(
+    region.decode_region is None and "CI" not in os.environ, reason="built without a compiler or libjpeg's headers"
+)
+
+
+def photo(height: int, width: int, *, seed: int = 1, mode: str = "RGB", **options: object) -> bytes:
+    """A JPEG with detail everywhere."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 255, (height // 7 + 2, width // 7 + 2, 3)).astype(np.uint8)
+    large = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    noisy = np.clip(np.asarray(large).astype(int) + random.integers(-20, 20, (height, width, 3)), 0, 255)
+    out = io.BytesIO()
+    Image.fromarray(noisy.astype(np.uint8)).convert(mode).save(out, "JPEG", **{"quality": 90, **options})
+    return out.getvalue()
+
+
+def scratch(count: int) -> np.ndarray:
+    """Memory of its own, full of something."""
+    return np.full(count, 77, np.uint8)
+
+
+def whole(raw: bytes, size: tuple[int, int], denominator: int) -> np.ndarray:
+    """The picture by the way that decodes all of it."""
+    header = pixels_room.read_header(raw)
+    assert header is not None
+    found = pixels_room._simplejpeg(raw, header, denominator)
+    assert found is not None and found.shape[:2] == tuple(-(-side // denominator) for side in size)
+    return found.copy()
+
+
+@needs_module
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("denominator", [1, 2, 4, 8])
+@given(data=st.data())
+def test_a_part_is_what_the_whole_holds_there(
+    subsampling: str, progressive: bool, denominator: int, data: st.DataObject
+) -> None:
+    """Every value is equal, at every denominator and subsampling, wherever the part lies."""
+    height, width = data.draw(st.integers(40, 200)), data.draw(st.integers(40, 200))
+    raw = photo(height, width, seed=height, subsampling=subsampling, progressive=progressive)
+    cells = [side // denominator for side in (height, width)]
+    top, left = (data.draw(st.integers(0, side - 1)) for side in cells)
+    tall, wide = (data.draw(st.integers(1, side - at)) for side, at in zip(cells, (top, left), strict=True))
+    box = Box(*(denominator * one for one in (top, left, tall, wide)))
+    found = region.jpeg_part(raw, box, (height, width), denominator, scratch)
+    if found is not None:  # a part that is nearly all is decoded whole
+        assert np.array_equal(found, whole(raw, (height, width), denominator)[top : top + tall, left : left + wide])
+    else:
+        assert box.height * box.width > region.SHARE_MAX * height * width
+
+
+@needs_module
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_decoders_give_the_same_without_it(mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turned and grey pictures too: a crop is the same pixels whether its part was decoded or all of the picture."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    raw = photo(300, 420, mode=mode, exif=exif.tobytes())
+    decoders = [RandomResizedCrop(64, flip=True), CenterCrop(96)]
+    draws = range(12)
+    part = [decoder.decode(raw, None, draw) for decoder in decoders for draw in draws]
+    monkeypatch.setattr(region, "decode_region", None)
+    for one, (decoder, draw) in zip(part, ((decoder, draw) for decoder in decoders for draw in draws), strict=True):
+        assert np.array_equal(one, decoder.decode(raw, None, draw))
+
+
+@needs_module
+def test_what_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture without its end is a bad sample, though the crop lies in what is there."""
+    raw = photo(300, 300)
+    assert region.jpeg_part(raw, Box(0, 0, 40, 40), (300, 300), 1, scratch) is not None
+    for cut in (raw[: len(raw) * 2 // 3], raw[:-2], raw[: len(raw) // 3] + raw[-2:]):
+        assert region.jpeg_part(cut, Box(200, 0, 80, 80), (300, 300), 1, scratch) is None
+    with pytest.raises(SampleError):
+        RandomResizedCrop(32).decode(raw[: len(raw) * 2 // 3], None, 3)
+
+
+@needs_module
+@given(data=st.data())
+def test_hostile_bytes_crash_nothing(data: st.DataObject) -> None:
+    """Whatever bytes stand where a JPEG should: a part or None, within the buffer."""
+    raw = bytearray(photo(64, 80))
+    for _ in range(data.draw(st.integers(1, 8))):
+        raw[data.draw(st.integers(2, len(raw) - 3))] = data.draw(st.integers(0, 255))
+    found = region.jpeg_part(bytes(raw), Box(10, 10, 20, 20), (64, 80), 1, scratch)
+    assert found is None or found.shape == (20, 20, 3)
+
+
+@needs_module
+def test_an_area_outside_and_a_small_buffer() -> None:
+    """The module believes nobody: what lies outside the picture is refused, what does not fit is an error."""
+    assert region.decode_region is not None
+    raw, out = photo(50, 60), bytearray(50 * 60 * 3)
+    for area in ((0, 0, 61, 50), (1, 0, 60, 50), (0, 1, 60, 50), (0, 0, 0, 5), (2**32 - 1, 0, 2, 2)):
+        assert region.decode_region(raw, 1, area, out) is None
+    with pytest.raises(ValueError, match="too small"):
+        region.decode_region(raw, 1, (0, 0, 60, 50), bytearray(10))
+    with pytest.raises(TypeError, match="read-write"):
+        region.decode_region(raw, 1, (0, 0, 60, 50), bytes(50 * 60 * 3))
+    assert region.decode_region(raw, 1, (0, 0, 60, 50), out) == (0, 60)
