@@ -449,3 +449,34 @@ def test_resuming_beside_the_keeper(tmp_path: Path) -> None:
             found = ck.resume(fresh)
             assert found is not None and found.step == step and fresh["x"][0] == step
         assert ck._household is not None and ck._household.deaths == 0 and ck._household.trouble is None
+
+
+def test_a_save_inside_a_save_is_refused(tmp_path: Path) -> None:
+    """As from a signal handler, which would copy into memory that is being written; `wait` is what it may call."""
+
+    class Nested:
+        """Saves while it is saved."""
+
+        def state_dict(self) -> dict[str, Any]:
+            with pytest.raises(CheckpointError, match="inside `save`"):
+                ck.save(2, {"x": torch.ones(1)})
+            return {"n": 1}
+
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"nested": Nested()})
+    assert complete(tmp_path / "ck") == [1]
+
+
+def test_what_was_saved_before_a_skipped_save_is_still_uploaded(tmp_path: Path) -> None:
+    """`close` waits for the newest committed checkpoint to be everywhere, also when the last call was skipped; `wait`
+    tells that the newest state is not durable."""
+    with stoker.Checkpointer(tmp_path / "ck", tmp_path / "far") as ck:
+        saved(ck, 0, {"x": torch.ones(9)})
+        writer = ck._saver.writer_pid()
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        ck.save(1, {"x": torch.ones(9)})
+        assert ck.save(2, {"x": torch.ones(9)}).state == "skipped"
+        os.kill(writer, signal.SIGCONT)
+        assert not ck.wait(20)
+    assert complete(tmp_path / "far")[-1] == 1

@@ -92,6 +92,7 @@ class Checkpointer:
         self._place = find_place(self._peers, self.root)
         self._description: tuple[Any, Any, bytes] | None = None
         self._last: Save | None = None
+        self._saving = False
         self._owner = owner_token()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._committed: str | None = None
@@ -124,34 +125,47 @@ class Checkpointer:
         UsageError for what could not be resumed; CheckpointError when too many saves failed in a row.
         """
         began_s = SYSTEM.monotonic()
-        self._check_failures()
-        tensors = torch_part()
-        planner = tensors.flat(tensors.plain_state(state), self._peers.rank == 0)
-        position = None if loader is None else json_of(loader)
-        own = None if per_rank is None else tensors.own_bytes(per_rank)
-        attempt, skipped = self._planning.agree(step, planner)
-        if attempt is None:
-            return self._skip(step, skipped, began_s)
-        plan, staging = self._planning.plan, self._planning.staging
-        objects, index = tensors.objects_of(plan, planner)
-        small = {objects_file(self._peers.rank): objects} if objects else {}
-        if own is not None:
-            small[own_of_rank(self._peers.rank)] = own
-        if position is not None and self._peers.rank == 0:
-            small[LOADER] = position
-        staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset())
-        self._guard(state)
-        job = WriteJob(self.root / attempt.name, self._peers.rank, plan.layout.files, small, self._owner)
-        save = self._last = Save(step, attempt.name)
-        image = (staging.serial, staging.descriptor, staging.nbytes)
-        metrics = {name: float(value) for name, value in (metrics or {}).items()}
-        self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, metrics))
-        save.blocked_s = SYSTEM.monotonic() - began_s
+        if self._saving:
+            raise CheckpointError("`save` was called inside `save`", "in a signal handler call `wait`, not `save`")
+        self._saving = True
+        try:
+            save = self._save(step, state, loader, metrics, per_rank, began_s)
+        finally:
+            self._saving = False
         if self._mode == "sync":
             save.wait()
             save.blocked_s = SYSTEM.monotonic() - began_s
             if save.error is not None:
                 raise save.error
+        return save
+
+    def _save(
+        self, step: int, state: Mapping[str, Any], loader: HasState | None, metrics: Mapping[str, float] | None,
+        per_rank: object, began_s: float,
+    ) -> Save:  # fmt: skip
+        """Agree, copy, hand over."""
+        self._check_failures()
+        tensors = torch_part()
+        planner = tensors.flat(tensors.plain_state(state), self._peers.rank == 0)
+        rank, small = self._peers.rank, {}
+        if loader is not None and rank == 0:
+            small[LOADER] = json_of(loader)
+        if per_rank is not None:
+            small[own_of_rank(rank)] = tensors.own_bytes(per_rank)
+        attempt, skipped = self._planning.agree(step, planner)
+        if attempt is None:
+            return self._skip(step, skipped, began_s)
+        plan, staging = self._planning.plan, self._planning.staging
+        objects, index = tensors.objects_of(plan, planner)
+        small |= {objects_file(rank): objects} if objects else {}
+        staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset())
+        self._guard(state)
+        job = WriteJob(self.root / attempt.name, rank, plan.layout.files, small, self._owner)
+        save = self._last = Save(step, attempt.name)
+        image = (staging.serial, staging.descriptor, staging.nbytes)
+        metrics = {name: float(value) for name, value in (metrics or {}).items()}
+        save.blocked_s = SYSTEM.monotonic() - began_s
+        self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, metrics))
         return save
 
     def _check_failures(self) -> None:
@@ -324,19 +338,17 @@ class Checkpointer:
         lowest of a disk's) can wait for remotes; others wait for the local disk."""
         deadline_s = None if seconds is None else SYSTEM.monotonic() + seconds
         last = self._last
-        if last is None or last.name is None:
-            return last is None
-        if not last.wait(seconds):
+        if last is not None and not (last.name is not None and last.wait(seconds)):
             return False
-        if not remote or self._household is None or not self._remotes:
+        return not remote or self._everywhere(None if deadline_s is None else deadline_s - SYSTEM.monotonic())
+
+    def _everywhere(self, seconds: float | None) -> bool:
+        """Wait until the newest committed checkpoint is on every remote, as far as this rank can know."""
+        name = self._committed
+        if name is None or self._household is None or not self._remotes:
             return True
-        name = last.name
-        left_s = None if deadline_s is None else max(0.0, deadline_s - SYSTEM.monotonic())
         return self._household.wait_for(
-            lambda report: (
-                report.settled and report.newest == name and all(one.newest == name for one in report.remotes)
-            ),
-            left_s,
+            lambda report: report.newest == name and all(one.newest == name for one in report.remotes), seconds
         )
 
     def status(self) -> Status:
@@ -356,8 +368,9 @@ class Checkpointer:
 
     def close(self, seconds: float = CLOSE_S_MAX) -> None:
         """Wait until the last save is durable everywhere, at most *seconds*, then end the background processes."""
-        if self._last is not None and self._last.state != "skipped" and not self.wait(seconds, remote=True):
-            _log.warning("stoker: closed before the checkpoint of step %d was on every tier", self._last.step)
+        until_s = SYSTEM.monotonic() + seconds
+        if not self._saver.wait_free(seconds) or not self._everywhere(until_s - SYSTEM.monotonic()):
+            _log.warning("stoker: closed before the last checkpoint was on every tier; the next run goes on with that")
         self._saver.close()
         if self._household is not None:
             self._household.wait_idle(min(seconds, IDLE_S_MAX))
