@@ -2,8 +2,8 @@
 
 A missed range comes from what an admission under way has already brought, or by a ranged request, while the admission
 goes on in the background. Small objects come in by the very request that serves the read, and by it alone: where their
-digest is known, nobody gets other bytes while the cache takes them in. Whole-compressed objects alone are waited for: there is no other way to a
-range of theirs. When the cache's disk fails, reading goes on without.
+digest is known, nobody gets other bytes while the cache takes them in. Whole-compressed objects alone are waited for:
+there is no other way to a range of theirs. When the cache's disk fails, reading goes on without.
 """
 
 from __future__ import annotations
