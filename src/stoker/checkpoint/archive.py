@@ -9,12 +9,16 @@ every byte of the file. Sizes from 4 GiB on take the ZIP64 form. Source: PKWARE 
 
 from __future__ import annotations
 
+import pickle
 import struct
 import sys
 import zlib
 from dataclasses import dataclass
 
 ALIGN_BYTES = 64
+PICKLE_PROTOCOL = 2
+"""`torch.save`'s; its restricted reader knows no newer one."""
+PICKLE_BLOCK_BYTES = 256
 _LIMIT = 0xFFFFFFFF
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
@@ -94,3 +98,20 @@ def _end(count: int, directory_bytes: int, directory_at: int) -> bytes:
         end64 = _END64.pack(b"PK\6\6", _END64.size - 12, 45, 45, 0, 0, count, count, directory_bytes, directory_at)
         large = end64 + _FIND64.pack(b"PK\6\7", 0, directory_at + directory_bytes, 1)
     return large + _END.pack(b"PK\5\6", 0, 0, count, count, directory_bytes, min(directory_at, _LIMIT), 0)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value consists of what every reader of pickles knows: numbers, text, None, lists, tuples and dicts."""
+    if value is None or type(value) in (bool, int, float, str):
+        return True
+    if type(value) in (list, tuple):
+        return all(map(is_plain, value))  # type: ignore[call-overload]  # its type was just compared
+    return type(value) is dict and all(is_plain(key) and is_plain(one) for key, one in value.items())
+
+
+def plain_archive(value: object) -> bytes:
+    """A plain value as `torch.save` stores it; padded, so that a number that grows by a digit does not move what
+    follows."""
+    description = pickle.dumps(value, protocol=PICKLE_PROTOCOL)
+    one = shell(description + b"\0" * (-len(description) % PICKLE_BLOCK_BYTES), None)  # readers stop at a pickle's end
+    return one.head + one.tail

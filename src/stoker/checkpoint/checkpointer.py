@@ -151,7 +151,7 @@ class Checkpointer:
         if loader is not None and rank == 0:
             small[LOADER] = json_of(loader)
         if per_rank is not None:
-            small[own_of_rank(rank)] = tensors.own_bytes(per_rank)
+            small[own_of_rank(rank)] = _load_part().own_bytes(per_rank)
         attempt, skipped = self._planning.agree(step, planner)
         if attempt is None:
             return self._skip(step, skipped, began_s)

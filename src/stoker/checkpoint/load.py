@@ -307,6 +307,13 @@ def _set_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, par
         group.update({name: value for name, value in saved.items() if name != "params"})
 
 
+def own_bytes(value: object) -> bytes:
+    """What one rank keeps for itself."""
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
 def own_value(data: bytes) -> Any:
     """What a rank kept for itself."""
     return torch.load(io.BytesIO(data), weights_only=True)

@@ -26,17 +26,14 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
-from stoker.checkpoint.archive import ALIGN_BYTES, Shell, shell
+from stoker.checkpoint import shortcut
+from stoker.checkpoint.archive import ALIGN_BYTES, PICKLE_PROTOCOL, Shell, is_plain, plain_archive, shell
 from stoker.checkpoint.layout import Layout, lay_out
 from stoker.checkpoint.names import objects_file
 from stoker.device import PageLocked
 from stoker.errors import CheckpointError, UsageError
 from stoker.machine import memory_bytes_free
 from stoker.units import format_bytes
-
-PICKLE_PROTOCOL = 2
-PICKLE_BLOCK_BYTES = 256
-"""Small values are padded to this, so that a number that grows by a digit does not move all that follows."""
 
 State = Mapping[str, Any]
 
@@ -69,7 +66,7 @@ def plain_state(state: State) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.nn.Module):
-            plain[name] = get_model_state_dict(value)
+            plain[name] = model_state(value)
         elif isinstance(value, torch.optim.Optimizer):
             plain[name] = optimizer_state(owner_of(value, state), value)
         elif hasattr(value, "state_dict") and not isinstance(value, torch.Tensor):
@@ -107,11 +104,24 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or (isinstance(value, list | tuple) and any(map(_holds_tensors, value)))
 
 
+def model_state(model: torch.nn.Module) -> dict[str, Any]:
+    """A model's state by qualified name."""
+    found = shortcut.model_state(model)
+    if found is None:
+        found = dict(get_model_state_dict(model))
+        shortcut.learn_model(model, found)
+    return found
+
+
 def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """An optimizer's state by parameter name. torch takes a step of length 0 to make up a state that is not there yet;
     that would count as a step and start momentum, so it is undone and "no state yet" is what is saved."""
     fresh = not optimizer.state
-    found: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
+    found = None if fresh else shortcut.optimizer_state(optimizer)
+    if found is None:
+        found = dict(get_optimizer_state_dict(model, optimizer))
+        if not fresh:
+            shortcut.learn_optimizer(optimizer, found)
     if fresh and optimizer.state:
         optimizer.state.clear()
         found["state"] = {}
@@ -143,7 +153,7 @@ def tensor_shell(tensor: torch.Tensor) -> Shell:
 def value_archive(name: str, value: object) -> bytes:
     """A value that is no tensor, as `torch.save` stores it. UsageError for what resuming would refuse to unpickle."""
     value = value.value if isinstance(value, Whole) else value
-    if not _is_plain(value):
+    if not is_plain(value):
         out = io.BytesIO()
         torch.save(value, out)
         try:
@@ -155,18 +165,7 @@ def value_archive(name: str, value: object) -> bytes:
                 "save tensors, numbers, text, bytes, None and dicts, lists and tuples of them",
             ) from None
         return out.getvalue()
-    description = pickle.dumps(value, protocol=PICKLE_PROTOCOL)
-    padded = description + b"\0" * (-len(description) % PICKLE_BLOCK_BYTES)  # the reader stops at the pickle's end
-    one = shell(padded, None)
-    return one.head + one.tail
-
-
-def _is_plain(value: object) -> bool:
-    if value is None or type(value) in (bool, int, float, str):
-        return True
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))  # type: ignore[call-overload]  # its type was just compared
-    return type(value) is dict and all(_is_plain(k) and _is_plain(v) for k, v in value.items())
+    return plain_archive(value)
 
 
 # --- which rank writes what ---
@@ -391,10 +390,3 @@ def metadata_bytes(plan: Plan, objects: Sequence[tuple[int, MetadataIndex, int, 
     for rank, index, offset, length in objects:
         places[index] = _StorageInfo(objects_file(rank), offset, length)
     return pickle.dumps(replace(plan.metadata, storage_data=places, version="1.0.0"))
-
-
-def own_bytes(value: object) -> bytes:
-    """What one rank keeps for itself."""
-    out = io.BytesIO()
-    torch.save(value, out)
-    return out.getvalue()
