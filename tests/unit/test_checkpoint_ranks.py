@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from support_checkpoint import complete, seen
+from support_dataset import write_shards
 from support_store import until
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -45,6 +49,40 @@ def test_sharded_state_on_any_number_of_ranks(tmp_path: Path) -> None:
         before = after
     assert after["step"] == 9 and complete(tmp_path / "ck") == [3, 6, 9]
     assert after["note"] == {"world": 4}  # a value in the state is restored like the rest, and saved again
+
+
+def lines(box: Path, rank: int) -> dict[int, list[int]]:
+    """The sample numbers of each step that a rank has logged; of a redone step the last."""
+    raw = (box / f"log.{rank}").read_text().split("\n")[:-1]
+    return {line["step"]: line["ids"] for line in map(json.loads, raw)}
+
+
+def test_a_killed_job_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
+    """Two ranks are killed in mid-epoch, one goes on: the sample numbers of both, put together, are those of a run that
+    nobody killed, each exactly once an epoch."""
+    data = write_shards(tmp_path / "data", 96)
+    script = [str(TESTS / "support_checkpoint_train.py"), str(data)]
+    subprocess.run(
+        [sys.executable, *script, str(tmp_path / "whole"), str(tmp_path / "whole.log")], check=True, timeout=150
+    )
+    whole = json.loads("[" + (tmp_path / "whole.log.0").read_text().strip().replace("\n", ",") + "]")
+    expected = [number for line in whole for number in line["ids"]]
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    job = subprocess.Popen([*run, str(tmp_path / "ck"), str(tmp_path / "log"), "--steps", "10"])
+    until(lambda: len(complete(tmp_path / "ck")) > 0 or job.poll() is not None, seconds=120)
+    children = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
+    for one in [job, *children]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # some end by themselves when their trainer is gone
+            one.kill()
+    job.wait()
+    step = complete(tmp_path / "ck")[-1]
+    consumed = [n for s in range(1, step + 1) for rank in (0, 1) for n in lines(tmp_path, rank)[s]]
+    for rank in (0, 1):
+        (tmp_path / f"log.{rank}").rename(tmp_path / f"two.{rank}")
+    subprocess.run([sys.executable, *script, str(tmp_path / "ck"), str(tmp_path / "log")], check=True, timeout=150)
+    rest = lines(tmp_path, 0)
+    consumed += [number for s in sorted(rest) for number in rest[s]]
+    assert consumed == expected and sorted(expected) == sorted(2 * list(range(96)))
 
 
 def test_disks_that_are_not_shared(tmp_path: Path) -> None:
@@ -80,10 +118,17 @@ def pid_of(box: Path, rank: int, what: str) -> int:
     return int((box / f"{rank}.{what}").read_text())
 
 
-def test_a_writer_of_another_rank_is_killed(tmp_path: Path) -> None:
-    """The save is resubmitted there; no rank notices."""
+def test_a_writer_of_another_rank_is_slow_and_then_killed(tmp_path: Path) -> None:
+    """The others wait for the slow one; of the killed one the save is resubmitted; every save is committed."""
     job = launch(tmp_path, 2, "trouble")
-    os.kill(pid_of(tmp_path, 1, "writer"), signal.SIGKILL)
+    writer = pid_of(tmp_path, 1, "writer")
+    os.kill(writer, signal.SIGSTOP)
+    reached = (tmp_path / "0.step").read_text()
+    time.sleep(1)  # that long the disk of rank 1 takes nothing
+    assert int((tmp_path / "0.step").read_text()) <= int(reached) + 1
+    os.kill(writer, signal.SIGCONT)
+    until(lambda: int((tmp_path / "0.step").read_text()) > int(reached) + 1, seconds=90)
+    os.kill(writer, signal.SIGKILL)
     (tmp_path / "harm").touch()
     outcomes = result(job)
     assert set(outcomes) == {"committed"} and len(outcomes) >= 3
