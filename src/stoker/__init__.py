@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stoker import image
     from stoker.cache import Cache
     from stoker.checkpoint import Checkpointer
-    from stoker.dataset import Dataset, open, tokens  # noqa: A004  # the public name is `stoker.open`
+    from stoker.dataset import Dataset, Mixture, open, tokens  # noqa: A004  # the public name is `stoker.open`
     from stoker.decode import json, npy, pt
     from stoker.errors import SampleError, StokerError, UsageError
     from stoker.loader import Budget, Loader, LoaderReport
@@ -24,6 +24,7 @@ _HOMES = {
     "open": "stoker.dataset",
     "Dataset": "stoker.dataset",
     "tokens": "stoker.dataset",
+    "Mixture": "stoker.dataset",
     "StoreOptions": "stoker.store",
     "Cache": "stoker.cache",
     "image": "stoker.image",
@@ -42,7 +43,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
+    "open", "Dataset", "tokens", "Mixture", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
     "LoaderReport", "Budget", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import stoker
 
 NAMES = [
-    "open", "Dataset", "tokens", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
+    "open", "Dataset", "tokens", "Mixture", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
     "LoaderReport", "Budget", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
@@ -33,6 +33,24 @@ def test_the_loaders_arguments() -> None:
         "tail": "drop", "transform": None, "batch_transform": None, "on_bad": "raise", "on_bad_max": 0.001,
         "device": None, "output": "torch", "layout": "dict", "rank": None, "world_size": None, "budget": None,
     }  # fmt: skip
+
+
+def test_the_checkpointers_arguments() -> None:
+    """Names, order and defaults of `Checkpointer` and its methods."""
+    empty, kind = inspect.Parameter.empty, stoker.Checkpointer
+
+    def of(function: object) -> dict[str, object]:
+        found = inspect.signature(function).parameters.items()  # type: ignore[arg-type]
+        return {name: one.default for name, one in found if name != "self"}
+
+    assert of(kind) == {
+        "local": empty, "remote": None, "keep": 3, "mode": "async", "on_full": "skip", "failures_max": 3,
+        "bytes_per_s_max": None, "options": None, "timeout_s": 60.0,
+    }  # fmt: skip
+    assert of(kind.save) == {"step": empty, "state": empty, "loader": None, "metrics": None, "per_rank": None}
+    assert of(kind.resume) == {"state": None, "loader": None, "step": None, "strict": True}
+    assert of(kind.wait) == {"seconds": None, "remote": False}
+    assert of(kind.before_optimizer_step) == of(kind.status) == {}
 
 
 def run(code: str) -> str:
@@ -62,7 +80,9 @@ def test_exit_codes_of_the_command(arguments: list[str], code: int) -> None:
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("command", ["checkpoint", "convert", "demo", "formats", "index", "inspect", "pack", "plan", "tune", "verify"])
+@pytest.mark.parametrize(
+    "command", ["checkpoint", "convert", "demo", "formats", "index", "inspect", "pack", "plan", "tune", "verify"]
+)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     """`--help` ends with a line to try."""
     done = subprocess.run(

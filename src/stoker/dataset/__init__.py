@@ -3,8 +3,12 @@
 from stoker.dataset.dataset import Dataset
 from stoker.dataset.gather import Gatherer, Located
 from stoker.dataset.keys import Keys
+from stoker.dataset.mixture import Mixture
 from stoker.dataset.open import open  # noqa: A004  # the public name is `stoker.open`
 from stoker.dataset.read import RawSamples, SampleReader
 from stoker.dataset.tokens import TokenDataset, tokens
 
-__all__ = ["Dataset", "Gatherer", "Keys", "Located", "RawSamples", "SampleReader", "TokenDataset", "open", "tokens"]
+__all__ = [
+    "Dataset", "Gatherer", "Keys", "Located", "Mixture", "RawSamples", "SampleReader", "TokenDataset", "open",
+    "tokens",
+]  # fmt: skip

@@ -73,6 +73,19 @@ class Dataset:
         """int64 [shards + 1]: the first sample of each shard, and the number of samples."""
         return self.index.shard_starts
 
+    @property
+    def format_name(self) -> str:
+        """The format of its shards."""
+        return self.index.format
+
+    def codec(self, field: str) -> str:
+        """How a field is encoded, where all samples have it in one way and its name does not say it; else empty."""
+        return self.index.codec(field)
+
+    def plan_until(self, position: int) -> str:
+        """What else decides which samples stand before *position* (samples since the start of training)."""
+        return ""
+
     def key(self, sample: int) -> str:
         """The key of a sample, unique in its shard."""
         return self.index.key(sample)

@@ -15,7 +15,7 @@ import cloudpickle
 from stoker.dataset.dataset import Dataset
 from stoker.decode.base import Decoder
 from stoker.errors import UsageError
-from stoker.order import Order, Split
+from stoker.order import MixedOrder, Order, Split
 
 OnBad = Literal["raise", "skip", "replace"]
 Sample = dict[str, Any]
@@ -61,7 +61,7 @@ class Job:
 
     dataset: Dataset
     fields: tuple[tuple[str, Decoder], ...]
-    order: Order
+    order: Order | MixedOrder
     split: Split
     seed: int
     transform: Transform | None

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from stoker.clock import SYSTEM
-from stoker.dataset.dataset import Dataset
+from stoker.dataset import Dataset, Mixture
 from stoker.errors import SampleError, UsageError
 from stoker.events import RunLog
 from stoker.loader.attribute import attribute
@@ -28,7 +28,7 @@ from stoker.loader.process import rebuild
 from stoker.loader.ranks import find_ranks
 from stoker.loader.report import LoaderReport, Tally
 from stoker.loader.slab import Slab
-from stoker.order import Position, plan_hash
+from stoker.order import MixedOrder, Position, plan_hash
 
 
 class Loader:
@@ -80,10 +80,6 @@ class Loader:
         self.dataset = dataset
         self._split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
         order = plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes)
-        self._plan = plan_hash(
-            format_name=dataset.index.format, shards=[(dataset.plan_identity(), 0, len(dataset))],
-            seed=seed, mode=order.mode, canonical_nodes=canonical_nodes,
-        )  # fmt: skip
         self._bad_policy = BadPolicy(on_bad, on_bad_max)
         self._fields = plan_fields(dataset, fields)
         self._layout = layout
@@ -135,7 +131,16 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands: what `next()` returned so far. A few hundred bytes, the same on all ranks."""
-        return Position(self.epoch, self._position, self._plan).to_dict()
+        return Position(self.epoch, self._position, self._plan(self.epoch, self._position)).to_dict()
+
+    def _plan(self, epoch: int, position: int) -> str:
+        """The hash of all that decides which samples stand before *position* of *epoch*."""
+        data, job = self.dataset, self._job
+        until = data.plan_until(epoch * len(data) + position)
+        return plan_hash(
+            format_name=data.format_name, shards=[(data.plan_identity(), 0, len(data))], seed=job.seed,
+            mode=job.order.mode, canonical_nodes=job.split.canonical_nodes, mixture=until + job.order.described,
+        )  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where *state* was taken, on any number of ranks and any batch size, with the same data and seed.
@@ -150,13 +155,14 @@ class Loader:
         if not isinstance(state, Mapping):
             raise UsageError(f"a state is what state_dict() gave, found {type(state).__name__}")
         position = Position.from_dict(state)
-        if position.plan != self._plan:
+        plan = self._plan(position.epoch, position.consumed)
+        if position.plan != plan:
             raise UsageError(
-                f"the state belongs to another plan: it says {position.plan}, this loader's is {self._plan}",
+                f"the state belongs to another plan: it says {position.plan}, this loader's is {plan}",
                 "dataset, shards, seed, shuffle and canonical_nodes must be those of the run that saved it",
             )
         if position.consumed == self._split.consumed_after(0, len(self)) or position.consumed >= len(self.dataset):
-            position = Position(position.epoch + 1, 0, self._plan)  # saved at the very end of an epoch
+            position = Position(position.epoch + 1, 0, plan)  # saved at the very end of an epoch
         self._split.steps(position.consumed)
         self.epoch, self._position, self._begun, self._resumed = position.epoch, position.consumed, False, True
 
@@ -249,6 +255,10 @@ class Loader:
 
     def _finish(self) -> None:
         """The epoch's last batch was drawn: the feeder is in the next one already."""
+        order, data = self._job.order, self.dataset
+        if self._log is not None and isinstance(order, MixedOrder) and isinstance(data, Mixture):
+            counts = data.counts(order, self.epoch * len(data), (self.epoch + 1) * len(data))
+            self._log.write("mixture", epoch=self.epoch, counts=counts)
         self.epoch, self._position, self._begun, self._bad_count = self.epoch + 1, 0, False, 0
         self._ahead = (self._generation, self.epoch, 0)
 

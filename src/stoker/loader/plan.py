@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker import machine
-from stoker.dataset.dataset import Dataset
+from stoker.dataset import Dataset, Mixture
 from stoker.decode import Decoder, default_for, resolve
 from stoker.errors import UsageError
 from stoker.loader.control import Limits, Setting
 from stoker.loader.job import Work
 from stoker.loader.ranks import Ranks
 from stoker.loader.slab import SLOTS_MIN
-from stoker.order import Order, Split, Tail, Window, build_order
+from stoker.order import MixedOrder, Order, Split, Tail, Window, build_order
 
 SLOTS = 8
 """Slots wanted: 4 hold the feeder's and the trainer's turn, 4 more absorb a slow sample."""
@@ -48,7 +48,7 @@ class Budget:
 
 def check_arguments(dataset: object, whole: Mapping[str, object], *, on_bad_max: object) -> None:
     """UsageError for what is no dataset, and for numbers that are not whole or out of range: named, before any use."""
-    if not hasattr(dataset, "index") or not hasattr(dataset, "reader"):
+    if not isinstance(dataset, Dataset):
         raise UsageError(f"a Loader takes a dataset, found {dataset!r:.60}", "open it first: stoker.open(url)")
     for name, value in whole.items():
         low, high = (0, 2**64 - 1) if name in ("seed", "epoch") else (0 if name == "rank" else 1, 2**40)
@@ -61,7 +61,7 @@ def check_arguments(dataset: object, whole: Mapping[str, object], *, on_bad_max:
 def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[tuple[str, Decoder], ...]:
     """The fields to decode and how. UsageError names a field that no sample of the dataset has."""
     if fields is None:
-        return tuple((name, default_for(name, dataset.index.codec(name))) for name in dataset.fields)
+        return tuple((name, default_for(name, dataset.codec(name))) for name in dataset.fields)
     if not isinstance(fields, Mapping):
         raise UsageError(f"fields maps names to decoders, as {{'cls': int}}, found {type(fields).__name__}")
     if not fields:
@@ -86,8 +86,17 @@ def plan_split(dataset: Dataset, batch_size: int, ranks: Ranks, canonical_nodes:
     return split
 
 
-def plan_order(dataset: Dataset, shuffle: Shuffle, *, seed: int, canonical_nodes: int) -> Order:
-    """The epoch's order. `auto` is full where random access is cheap, else a window."""
+def plan_order(dataset: Dataset, shuffle: Shuffle, *, seed: int, canonical_nodes: int) -> Order | MixedOrder:
+    """The epoch's order. `auto` is full where random access is cheap, else a window; a mixture has one of each part."""
+    if isinstance(dataset, Mixture):
+        if canonical_nodes != 1:
+            raise UsageError(f"a mixture has one canonical node, found canonical_nodes={canonical_nodes}")
+        parts = [_plan_order(part, shuffle, seed=seed, canonical_nodes=1) for part in dataset.parts.values()]
+        return dataset.make_order(parts, seed)
+    return _plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes)
+
+
+def _plan_order(dataset: Dataset, shuffle: Shuffle, *, seed: int, canonical_nodes: int) -> Order:
     mode: Literal["full", "none"] | Window
     if shuffle is True or shuffle == "auto":
         mode = "full" if not dataset.remote or _fits_cache(dataset) else Window()

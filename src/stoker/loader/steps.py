@@ -13,12 +13,12 @@ import numpy as np
 from stoker.dataset import Dataset
 from stoker.index import ObjectRef
 from stoker.loader.job import Start
-from stoker.order import Order, Split
+from stoker.order import MixedOrder, Order, Split
 
 POSITIONS_AT_ONCE = 8_192
 
 
-def objects_ahead(dataset: Dataset, order: Order, split: Split, start: Start) -> Iterator[ObjectRef]:
+def objects_ahead(dataset: Dataset, order: Order | MixedOrder, split: Split, start: Start) -> Iterator[ObjectRef]:
     """The objects that the rest of *start*'s epoch needs, each once, in order of first use."""
     seen: set[str] = set()
     steps = split.steps(start.position)
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 class Steps:
     """The plan from *start* on, without end."""
 
-    def __init__(self, order: Order, split: Split, start: Start) -> None:
+    def __init__(self, order: Order | MixedOrder, split: Split, start: Start) -> None:
         self.start = start
         self._order = order
         self._split = split

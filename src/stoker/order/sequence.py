@@ -60,6 +60,11 @@ class Order:
         self._longer = np.flatnonzero(sizes > self._full)
         self._epochs: dict[int, list[_Sequence]] = {}
 
+    @property
+    def described(self) -> str:
+        """What else decides the order, for the plan's hash: nothing."""
+        return ""
+
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Sample numbers int64 [n] that stand at *positions* int64 [n] of *epoch*."""
         if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < self.samples:

@@ -19,7 +19,7 @@ from stoker.dataset import Dataset
 from stoker.errors import UsageError
 from stoker.loader.plan import Shuffle, plan_order, plan_split
 from stoker.loader.ranks import find_ranks
-from stoker.order import Order, Position, Tail, build_order, plan_hash
+from stoker.order import MixedOrder, Order, Position, Tail, build_order, plan_hash
 from stoker.torch.number import Number
 
 Drawn = TypeVar("Drawn")
@@ -151,12 +151,13 @@ class _Length(Sized):
         return "the dataset"
 
 
-def _order(data: object, shuffle: Shuffle, seed: int) -> tuple[Order, str, str]:
+def _order(data: object, shuffle: Shuffle, seed: int) -> tuple[Order | MixedOrder, str, str]:
     """The order over *data*, and what names it in a plan hash: format and identity."""
     if hasattr(data, "plan_identity"):
         dataset: Any = data
         order = plan_order(dataset, shuffle, seed=seed, canonical_nodes=1)
-        return order, dataset.index.format, dataset.plan_identity()
+        said = dataset.plan_until(2**62) + order.described
+        return order, dataset.format_name, dataset.plan_identity() + said
     samples = data if type(data) is int else len(data) if isinstance(data, Sized) else -1
     if not isinstance(samples, int) or samples < 0:
         raise UsageError(f"a sampler takes a dataset, or how many samples there are, found {type(data).__name__}")
