@@ -45,18 +45,18 @@ def test_without_a_step_time_it_finds_the_fewest_workers_that_are_as_fast_as_any
     assert {t.setting.num_workers for t in found.trials if t.setting} >= {0, 1, 2, 4, 8, 16}
     assert found.reasons[0].startswith("num_workers=4: ")
     assert "with 2 it is" in found.reasons[0]
-    assert found.measured.rate > 100
+    assert found.measured.rate > 50
 
 
 def test_with_a_step_time_it_takes_no_more_workers_than_feed_it() -> None:
-    """A step of 15 ms needs 1.2 / 15 ms = 80 batches/s: two workers give 100. The loop that steps waits hardly."""
-    found = tune(Target("support_tune_paced:paced"), step_s=0.015, limits=QUICK)
+    """A step of 32 ms needs 1.2 / 32 ms = 37.5 batches/s: two workers give 50, one gives 25."""
+    found = tune(Target("support_tune_paced:paced"), step_s=0.032, limits=QUICK)
     assert found.line == "paced(num_workers=2)"
     assert found.feeds is True
     assert found.advice == ()
     assert found.confirmed is not None
     assert found.confirmed.wait_share is not None
-    assert "feeds a step of 15.0 ms" in "\n".join(text(found))
+    assert "feeds a step of 32.0 ms" in "\n".join(text(found))
 
 
 def test_where_nothing_feeds_the_step_it_says_what_would() -> None:
@@ -105,7 +105,7 @@ def test_the_time_for_tuning_is_bounded() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Table, reasons, and the line to paste last; progress goes to stderr; the plot is written."""
     plot = tmp_path / "tune.html"
-    options = ["--seconds", "0.2", "--cpus", "2", "--step-time", "15ms", "--plot", str(plot)]
+    options = ["--seconds", "0.2", "--cpus", "2", "--step-time", "32ms", "--plot", str(plot)]
     assert main(["tune", "support_tune_paced:paced", *options]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == "paced(num_workers=2)"
@@ -188,7 +188,8 @@ def test_fields_and_variants() -> None:
     assert [s.multiprocessing_context for s in variants(winner, KNOBS, cuda=False)] == ["forkserver", "spawn", "fork"]
     assert [s.pin_memory for s in variants(winner, KNOBS, cuda=True)].count(True) == 1
     assert variants(Setting(0), KNOBS, cuda=False) == []
-    assert len(full_grid(4, KNOBS, cuda=False)) == 1 + 5 * 2 * 3 * 2
+    assert len(full_grid(4, KNOBS, most=16, cuda=False)) == 1 + 5 * 2 * 3 * 2
+    assert len(full_grid(4, KNOBS, most=32, cuda=False)) == 1 + 6 * 2 * 3 * 2
 
 
 GROUND = Ground(cpus=4, start=4, enough=100.0, cuda=False, takes=KNOBS)

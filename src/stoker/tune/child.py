@@ -182,19 +182,14 @@ class Drawing:
                 return {**found, "wait_share": self.waited_s / spent if self._order.step_s else None, "steady": True}
 
     def _epochs(self, before: int, before_s: float) -> dict[str, Any]:
-        """Whole epochs, seams included; what was seen before where a loader can be run over only once."""
+        """Whole epochs, seams included; what was seen before where a loader can be run over only once.
+
+        The first is not measured: workers that had nothing to do so far may still be starting; it waits for them.
+        """
+        passed = self._pass()
         self.waited_s, began, count, cpu_s = 0.0, time.monotonic(), 0, tree_cpu_s()
-        while time.monotonic() - began < self._order.seconds or not count:
-            self._batches, passed = iter(self._loader), 0
-            began_wait = time.monotonic()
-            for batch in self._batches:
-                self.waited_s += time.monotonic() - began_wait
-                self._lives()
-                self._after(batch)
-                passed += 1
-                began_wait = time.monotonic()
-            if not passed:
-                break
+        while passed and (time.monotonic() - began < self._order.seconds or not count):
+            passed = self._pass()
             count += passed
         spent = time.monotonic() - began
         if not count:
@@ -202,6 +197,16 @@ class Drawing:
         share = self.waited_s / spent if self._order.step_s and spent else None
         cost_s = max(0.0, tree_cpu_s() - cpu_s) / count if count else 0.0
         return {"rate": count / spent if spent else 0.0, "cpu_s": cost_s, "wait_share": share, "steady": False}
+
+    def _pass(self) -> int:
+        """One whole epoch; how many batches it had."""
+        count, self._batches = 0, iter(self._loader)
+        try:
+            while True:
+                self._next()
+                count += 1
+        except StopIteration:
+            return count
 
     def again(self, rate: float) -> float | None:
         """Seconds from one epoch to the first batch of the next; batches under way are let finish first."""

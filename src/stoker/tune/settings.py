@@ -95,10 +95,15 @@ def variants(winner: Setting, takes: Collection[str], *, cuda: bool) -> list[Set
     return found
 
 
-def full_grid(start: int, takes: Collection[str], *, cuda: bool) -> list[Setting]:
-    """Every combination: what a search without a plan would try. For `bench/tune.py`."""
+def full_grid(start: int, takes: Collection[str], *, most: int, cuda: bool) -> list[Setting]:
+    """Every combination up to *most* workers: what a search without a plan would try. For `bench/tune.py`."""
     found: list[Setting] = []
-    for setting in first_field(start, takes, None):
+    field = first_field(start, takes, None)
+    top = max(setting.num_workers for setting in field)
+    while "num_workers" in takes and 0 < top * 2 <= most:
+        field += [replace(setting, num_workers=top * 2) for setting in field if setting.num_workers == top]
+        top *= 2
+    for setting in field:
         alone = setting.num_workers == 0 and "num_workers" in takes
         for context in CONTEXTS if "multiprocessing_context" in takes and not alone else (None,):
             for persistent in (True, False) if "persistent_workers" in takes and not alone else (False,):
