@@ -12,7 +12,7 @@ import stoker
 
 NAMES = [
     "open", "Dataset", "tokens", "Mixture", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
-    "LoaderReport", "Budget", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
+    "LoaderReport", "Budget", "Buckets", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 

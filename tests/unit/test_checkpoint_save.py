@@ -16,7 +16,9 @@ import torch.distributed.checkpoint as dcp
 
 import stoker
 from stoker.checkpoint import disk
+from stoker.checkpoint.tier import Tier
 from stoker.errors import CheckpointError, UsageError
+from stoker.store import connect
 from support_checkpoint import complete, everything, model, pair, same, saved, seen, train
 from support_store import until
 
@@ -348,8 +350,7 @@ def test_a_killed_keeper_is_replaced(tmp_path: Path) -> None:
 
 
 def test_failures_are_never_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is on its save, in the status and in the log; after three in a row the next save raises; success forgives.
-    """
+    """Each is on its save, in the status and in the log; after three in a row the next save raises."""
     state = {"x": torch.ones(5)}
     with stoker.Checkpointer(tmp_path / "ck") as ck:
         saved(ck, 0, state)
@@ -480,3 +481,32 @@ def test_what_was_saved_before_a_skipped_save_is_still_uploaded(tmp_path: Path) 
         os.kill(writer, signal.SIGCONT)
         assert not ck.wait(20)
     assert complete(tmp_path / "far")[-1] == 1
+
+
+def test_a_checkpoint_that_is_read_is_not_deleted(tmp_path: Path) -> None:
+    """A reader's lease keeps the janitor away as long as the reader lives."""
+    tier = Tier(connect(str(tmp_path / "ck")))
+    with stoker.Checkpointer(tmp_path / "ck", keep=1) as ck:
+        name = saved(ck, 1, {"x": torch.ones(1)})
+        with tier.reading(name):
+            for step in (2, 3, 4):
+                saved(ck, step, {"x": torch.ones(1)})
+            until(lambda: complete(tmp_path / "ck") == [1, 4])
+        saved(ck, 5, {"x": torch.ones(1)})
+        until(lambda: complete(tmp_path / "ck") == [5])
+        name = saved(ck, 6, {"x": torch.ones(1)})
+        (tmp_path / "ck" / name / "READER.dead").write_text("another boot/1/1")
+        saved(ck, 7, {"x": torch.ones(1)})
+        until(lambda: complete(tmp_path / "ck") == [7])
+
+
+def test_a_part_of_a_state(tmp_path: Path) -> None:
+    """`strict=False` loads the names that both have; the others stay as they were."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": {"a": torch.ones(2), "b": torch.ones(3)}, "unasked": torch.ones(1)})
+        live = {"model": {"a": torch.zeros(2), "c": torch.full((4,), 5.0)}}
+        with pytest.raises(CheckpointError, match=r"model\.c: wanted, but not in the checkpoint"):
+            ck.resume(live)
+        found = ck.resume(live, strict=False)
+    assert found is not None and torch.equal(live["model"]["a"], torch.ones(2))
+    assert torch.equal(live["model"]["c"], torch.full((4,), 5.0))

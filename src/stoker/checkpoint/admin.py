@@ -20,7 +20,7 @@ from stoker.checkpoint.names import DAMAGED, PINNED, VERIFIED
 from stoker.checkpoint.pieces import Piece, abort, open_pieces
 from stoker.checkpoint.resume import ensure_local
 from stoker.checkpoint.retention import Keep, to_upload
-from stoker.checkpoint.tier import Seen, Tier
+from stoker.checkpoint.tier import Fault, Seen, Tier
 from stoker.checkpoint.upload import upload
 from stoker.errors import CheckpointError, MissingExtraError, UsageError
 from stoker.store import StoreOptions
@@ -100,22 +100,27 @@ def verify(tier: Tier, seen: Seen) -> list[str]:
         return [seen.fault or "is not complete"]
     if seen.manifest is None:
         return [f"{tier.url}/{seen.name}: marked as damaged: {tier.store.get(f'{seen.name}/{DAMAGED}').decode()[:500]}"]
-    here = tuple(entry for entry in seen.manifest.files if entry.name in seen.sizes)
-    return list(tier.faults(replace(seen.manifest, files=here)))
+    return [fault.words for fault in _faults(tier, seen, seen.manifest)]
+
+
+def _faults(tier: Tier, seen: Seen, manifest: Manifest) -> list[Fault]:
+    """What is wrong with the files that lie on this tier; another node may hold others."""
+    here = tuple(entry for entry in manifest.files if entry.name in seen.sizes)
+    return list(tier.faults(replace(manifest, files=here)))
 
 
 def scrub(tier: Tier, told: Callable[[str, list[str]], None]) -> int:
-    """Read every complete checkpoint of a tier back and mark what was found; how many are damaged."""
+    """Read every complete checkpoint of a tier back and mark what was found; how many are not right."""
     damaged = 0
     for seen in tier.look():
         if seen.manifest is None:
             continue
-        faults = verify(tier, seen)
-        told(seen.name, faults)
-        if faults:
-            damaged += 1
-            tier.mark(seen.name, DAMAGED, "; ".join(faults).encode())
-        elif VERIFIED not in seen.sizes and tier.root is not None:
+        faults = _faults(tier, seen, seen.manifest)
+        told(seen.name, [fault.words for fault in faults])
+        damaged += bool(faults)
+        if any(fault.differs for fault in faults):  # what could not be read may be right
+            tier.mark(seen.name, DAMAGED, "; ".join(fault.words for fault in faults).encode())
+        elif not faults and VERIFIED not in seen.sizes and tier.root is not None:
             tier.mark_verified(seen.manifest)
     return damaged
 

@@ -13,7 +13,7 @@ from stoker.checkpoint.names import DAMAGED, VERIFIED
 from stoker.checkpoint.retention import Keep, expired_local, expired_remote, to_upload
 from stoker.checkpoint.tier import Seen, Tier
 from stoker.checkpoint.upload import LocalDamageError, upload
-from stoker.errors import StokerError
+from stoker.errors import CheckpointError, StokerError
 from stoker.store import StoreOptions, connect
 from stoker.store.limit import Limited
 
@@ -165,10 +165,13 @@ class Keeper:
                 return
             here = self._here(newest)
             found = list(self._local.faults(here.manifest)) if here.manifest is not None else []
+            damage = [fault.words for fault in found if fault.differs]
+            if found and not damage:
+                raise CheckpointError("; ".join(fault.words for fault in found))  # it may be readable later
             if not found:
                 self._local.mark_verified(newest.manifest)
                 return
-            self._mark_damaged(newest, "; ".join(found))
+            self._mark_damaged(newest, "; ".join(damage))
 
     def _here(self, seen: Seen) -> Seen:
         """The same, without the files of other nodes."""

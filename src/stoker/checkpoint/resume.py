@@ -67,7 +67,7 @@ def ensure_local(local: Tier, remotes: Sequence[Tier], manifest: Manifest) -> Pa
     """The folder with all of a checkpoint's files, right: verified where they lie, else fetched. CheckpointError."""
     name = manifest.attempt
     seen = {one.name: one for one in local.look()}.get(name)
-    bad, reasons = _bad_files(local, seen, manifest)
+    bad, reasons, damaged = _bad_files(local, seen, manifest)
     assert local.root is not None
     if not bad and seen is not None and seen.manifest is not None and NODE not in seen.sizes:
         if VERIFIED not in seen.sizes:
@@ -81,29 +81,31 @@ def ensure_local(local: Tier, remotes: Sequence[Tier], manifest: Manifest) -> Pa
                 faults = list(remote.faults(manifest))
                 if not faults:
                     return remote.root / name
-                reasons += faults
+                reasons += [fault.words for fault in faults]
                 continue
             fetch(remote, local, manifest, bad)
             return local.root / name
         except (StokerError, OSError) as error:
             reasons.append(getattr(error, "message", str(error)))
-    if bad and seen is not None and seen.manifest is not None:
+    if damaged:
         _mark_quietly(local, name, DAMAGED, "; ".join(reasons).encode())
     raise CheckpointError(f"{name}: " + ("; ".join(reasons) or "its files are on no tier"))
 
 
-def _bad_files(local: Tier, seen: Seen | None, manifest: Manifest) -> tuple[list[FileEntry], list[str]]:
-    """The files that are not here or not right, and why."""
+def _bad_files(local: Tier, seen: Seen | None, manifest: Manifest) -> tuple[list[FileEntry], list[str], bool]:
+    """The files that are not here or not right, why, and whether some are proven to be damaged."""
     if seen is None:
-        return list(manifest.files), []
+        return list(manifest.files), [], False
+    damaged = False
     here = [entry for entry in manifest.files if seen.sizes.get(entry.name) == entry.size]
     bad = [entry for entry in manifest.files if entry not in here]
     reasons = [f"{local.url}/{seen.name}: {seen.fault}"] if seen.fault else []
     for entry in here:
         for fault in local.faults(replace(manifest, files=(entry,))):
             bad.append(entry)
-            reasons.append(fault)
-    return bad, reasons
+            reasons.append(fault.words)
+            damaged |= fault.differs
+    return bad, reasons, damaged
 
 
 def _mark_quietly(local: Tier, name: str, mark: str, data: bytes) -> None:

@@ -51,6 +51,15 @@ class Seen:
         return COMMITTED in self.sizes
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a file is not what was saved."""
+
+    words: str
+    differs: bool
+    """It was read, and its bytes are others: damage. Else it could not be read, which may pass."""
+
+
 class Tier:
     """The checkpoints below one URL."""
 
@@ -148,17 +157,17 @@ class Tier:
                 crc = disk.crc32c(piece, crc)
         return crc
 
-    def faults(self, manifest: Manifest) -> Iterator[str]:
-        """Read every byte of a checkpoint; one line for each file that is not what was saved."""
+    def faults(self, manifest: Manifest) -> Iterator[Fault]:
+        """Read every byte of a checkpoint; what is wrong with each file that is not what was saved."""
 
-        def fault(entry: FileEntry) -> str | None:
+        def fault(entry: FileEntry) -> Fault | None:
             where = f"{self.url}/{manifest.attempt}/{entry.name}"
             try:
                 found = self.sum_of(manifest.attempt, entry)
             except (NotFoundError, OSError) as error:
-                return f"{where}: cannot be read: {getattr(error, 'message', error)}"
+                return Fault(f"{where}: cannot be read: {getattr(error, 'message', error)}", differs=False)
             if found != entry.crc32c:
-                return f"{where}: CRC32C {found:08x}, saved with {entry.crc32c:08x}"
+                return Fault(f"{where}: CRC32C {found:08x}, saved with {entry.crc32c:08x}", differs=True)
             return None
 
         yield from filter(None, parallel_map(fault, manifest.files, workers=FILES_AT_ONCE))

@@ -20,6 +20,11 @@ from stoker.checkpoint.tier import Tier
 from stoker.errors import ChangedError, CheckpointError, NotFoundError, UnsupportedError
 
 
+READ_BYTES_MAX = 600 * 10**6
+"""Files up to this size are read, larger ones mapped: an I/O error under a mapping is a signal that ends the process.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Uploaded:
     """What one upload did."""
@@ -71,12 +76,16 @@ def _bytes_of(path: Path, entry: FileEntry) -> Iterator[memoryview]:
         if size == 0:
             yield memoryview(b"")
             return
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    view = memoryview(mapped)
+        try:
+            view = memoryview(
+                file.read() if size <= READ_BYTES_MAX else mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            )
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     found = crc32c(view)
     if found != entry.crc32c:
         raise LocalDamageError(f"{path}: CRC32C {found:08x}, saved with {entry.crc32c:08x}")
-    yield view  # unmapped when the last view of it is gone
+    yield view  # a mapping ends with the last view of it
 
 
 def _all_vouched(remote: Tier, manifest: Manifest, here: list[FileEntry]) -> bool:
