@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stoker.dataset import Dataset, Mixture, open, tokens  # noqa: A004  # the public name is `stoker.open`
     from stoker.decode import json, npy, pt
     from stoker.errors import SampleError, StokerError, UsageError
-    from stoker.loader import Budget, Loader, LoaderReport
+    from stoker.loader import Buckets, Budget, Loader, LoaderReport
     from stoker.observe import observe
     from stoker.order import Window
     from stoker.store import StoreOptions
@@ -35,6 +35,7 @@ _HOMES = {
     "Loader": "stoker.loader",
     "LoaderReport": "stoker.loader",
     "Budget": "stoker.loader",
+    "Buckets": "stoker.loader",
     "Checkpointer": "stoker.checkpoint",
     "observe": "stoker.observe",
     "StokerError": "stoker.errors",
@@ -44,7 +45,7 @@ _HOMES = {
 
 __all__ = [
     "open", "Dataset", "tokens", "Mixture", "StoreOptions", "Cache", "image", "json", "npy", "pt", "Window", "Loader",
-    "LoaderReport", "Budget", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
+    "LoaderReport", "Budget", "Buckets", "Checkpointer", "observe", "StokerError", "UsageError", "SampleError",
 ]  # fmt: skip
 
 

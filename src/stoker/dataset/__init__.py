@@ -6,9 +6,9 @@ from stoker.dataset.keys import Keys
 from stoker.dataset.mixture import Mixture
 from stoker.dataset.open import open  # noqa: A004  # the public name is `stoker.open`
 from stoker.dataset.read import RawSamples, SampleReader
-from stoker.dataset.tokens import TokenDataset, tokens
+from stoker.dataset.tokens import TokenDataset, sample_lengths, tokens
 
 __all__ = [
     "Dataset", "Gatherer", "Keys", "Located", "Mixture", "RawSamples", "SampleReader", "TokenDataset", "open",
-    "tokens",
+    "sample_lengths", "tokens",
 ]  # fmt: skip

@@ -70,6 +70,24 @@ def tokens(
     return TokenDataset(dataset, TokenColumn(column, layout, plan, eos, windows))
 
 
+def sample_lengths(dataset: Dataset, name: str) -> np.ndarray:
+    """The length of every sample, int64 [samples]: the value of the metadata column *name*, or of the field *name* its
+    elements where it is an array of numbers, else its bytes. UsageError where there is no such thing."""
+    if name in dataset.index.columns:
+        values: np.ndarray = dataset.index.column(name).to_numpy()
+        return values
+    if name not in dataset.index.fields:
+        raise UsageError(
+            f"no sample of {dataset.url} has a column or field {name!r}; there are {', '.join(dataset.fields)}"
+        )
+    if dataset.index.format in ROW_FORMATS:
+        return _rows(dataset, name, None)[1]
+    try:
+        return _bytes(dataset, name, None)[1]
+    except UsageError:  # no numbers: text, or a file
+        return dataset.index.field_lengths(name)[0]
+
+
 def _bytes(dataset: Dataset, column: str, dtype: np.dtype[Any] | None) -> tuple[Layout, np.ndarray]:
     """Layout and elements [documents] of a column whose documents are bytes at known places."""
     lengths, codecs = dataset.index.field_lengths(column)

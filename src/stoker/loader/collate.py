@@ -29,7 +29,7 @@ class Collator:
         gone = {row for row, bad in batch.bad.items() if bad.replaced_by is None}
         rows = range(len(batch.samples))
         keep = [row for row in rows if row not in gone] if gone else rows
-        batch.arrays["__index__"][:] = batch.samples
+        batch.arrays["__index__"][: len(batch.samples)] = batch.samples
         if batch.mask is not None:
             batch.arrays["__mask__"][:] = batch.mask
         for name, values in batch.loose.items():

@@ -23,8 +23,6 @@ import traceback
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from stoker.clock import SYSTEM
 from stoker.decode import prepare, quiet_pillow
 from stoker.errors import SampleError
@@ -39,7 +37,7 @@ from stoker.loader.job import Job, Start
 from stoker.loader.layout import SlotLayout, lay_out
 from stoker.loader.plan import shared, slots_within
 from stoker.loader.slab import Slab, create, grow
-from stoker.loader.steps import objects_ahead
+from stoker.loader.steps import Steps, objects_ahead
 from stoker.loader.wire import Waiter, receive, send
 from stoker.loader.work import Workshop
 
@@ -71,23 +69,24 @@ def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
     """Which fields have a fixed shape: known from the decoders, else those that are alike in the first samples."""
     mask = job.split.tail == "pad"
     if workshop.gatherer is not None:
-        return lay_out(job.split.batch_size, workshop.gatherer.shapes, mask=mask)
+        return lay_out(job.rows, workshop.gatherer.shapes, mask=mask)
     plain = job.transform is None and not job.dataset.maps
     fixed = {n: (tuple(d.shape), str(d.dtype)) for n, d in job.fields if d.shape is not None and d.dtype is not None}
     if not plain or len(fixed) < len(job.fields):
         learned = learn(job, workshop, start)
         fixed = {**learned, **fixed} if plain else learned
-    return lay_out(job.split.batch_size, fixed, mask=mask)
+    return lay_out(job.rows, fixed, mask=mask)
 
 
 def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, Shape]:
     """Shape and dtype of the fields that have the same in each of the first samples that can be used."""
-    first = min(start.position, len(job.dataset) - 1)
-    positions = np.arange(first, min(first + PROBES_MAX, len(job.dataset)))
     seen: list[dict[str, Shape | None]] = []
     failure: SampleError | None = None
-    samples = job.order.at(start.epoch, positions).tolist()
-    for at in range(0, len(samples), PROBES):
+    steps = Steps(job.order, job.split, start)
+    samples: list[int] = []
+    while len(samples) < min(PROBES_MAX, len(job.dataset)):
+        samples += steps.take().samples.tolist()
+    for at in range(0, min(len(samples), PROBES_MAX), PROBES):
         for sample, values in workshop.probe(samples[at : at + PROBES], start.epoch):
             if isinstance(values, SampleError):  # told when its turn comes, unless there is nothing else
                 failure = failure or type(values)(f"sample {sample}: {values.message}", values.hint)

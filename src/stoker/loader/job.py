@@ -15,9 +15,10 @@ import cloudpickle
 from stoker.dataset.dataset import Dataset
 from stoker.decode.base import Decoder
 from stoker.errors import UsageError
-from stoker.order import MixedOrder, Order, Split
+from stoker.order import BucketedOrder, MixedOrder, Order, Split
 
 OnBad = Literal["raise", "skip", "replace"]
+AnyOrder = Order | MixedOrder | BucketedOrder
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample]
 
@@ -61,7 +62,7 @@ class Job:
 
     dataset: Dataset
     fields: tuple[tuple[str, Decoder], ...]
-    order: Order | MixedOrder
+    order: AnyOrder
     split: Split
     seed: int
     transform: Transform | None
@@ -70,6 +71,11 @@ class Job:
     work: Work
     natural: bool
     """No fields were named: what a format gives as text stays text where no decoder is known for the field."""
+
+    @property
+    def rows(self) -> int:
+        """Samples of the largest batch."""
+        return self.order.rows_max if isinstance(self.order, BucketedOrder) else self.split.batch_size
 
 
 @dataclass(frozen=True, slots=True)

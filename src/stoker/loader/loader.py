@@ -20,10 +20,11 @@ from stoker.errors import SampleError, UsageError
 from stoker.events import RunLog
 from stoker.loader.attribute import attribute
 from stoker.loader.batch import Bad, Delivered, Failed
+from stoker.loader.buckets import Buckets
 from stoker.loader.handout import HandOut
 from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
 from stoker.loader.lanes import Lane, Lanes
-from stoker.loader.plan import Budget, Shuffle, check_arguments, plan_fields, plan_order, plan_split, plan_work
+from stoker.loader.plan import Budget, Shuffle, check_arguments, plan_batches, plan_fields, plan_work
 from stoker.loader.process import rebuild
 from stoker.loader.ranks import find_ranks
 from stoker.loader.report import LoaderReport, Tally
@@ -38,7 +39,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        batch_size: int,
+        batch_size: int | Buckets,
         *,
         fields: Mapping[str, object] | None = None,
         seed: int = 0,
@@ -56,7 +57,7 @@ class Loader:
         world_size: int | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Batches of *batch_size* samples for this rank.
+        """Batches of *batch_size* samples for this rank, or of like length: `stoker.Buckets(…)`.
 
         *fields* maps a field to how it is decoded (`stoker.image.…`, `int`, `float`, `str`, `bytes`, `stoker.json`,
         `stoker.npy`, a function of bytes); default: every field by its name. *shuffle*: `auto` (full where random
@@ -74,12 +75,14 @@ class Loader:
         if device is not None and output != "torch":
             raise UsageError(f"device={device!r} needs output='torch', found {output!r}")
         given = {"rank": rank, "world_size": world_size}
-        whole = {"batch_size": batch_size, "seed": seed, "canonical_nodes": canonical_nodes}
+        sized = {} if isinstance(batch_size, Buckets) else {"batch_size": batch_size}
+        whole = {**sized, "seed": seed, "canonical_nodes": canonical_nodes}
         check_arguments(dataset, {**whole, **{n: v for n, v in given.items() if v is not None}}, on_bad_max=on_bad_max)
         ranks = find_ranks(rank, world_size)
         self.dataset = dataset
-        self._split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
-        order = plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes)
+        order, self._split = plan_batches(
+            dataset, batch_size, shuffle, seed=seed, ranks=ranks, canonical_nodes=canonical_nodes, tail=tail
+        )
         self._bad_policy = BadPolicy(on_bad, on_bad_max)
         self._fields = plan_fields(dataset, fields)
         self._layout = layout
@@ -161,7 +164,7 @@ class Loader:
                 f"the state belongs to another plan: it says {position.plan}, this loader's is {plan}",
                 "dataset, shards, seed, shuffle and canonical_nodes must be those of the run that saved it",
             )
-        if position.consumed == self._split.consumed_after(0, len(self)) or position.consumed >= len(self.dataset):
+        if position.consumed == self._split.consumed_after(0, len(self)) or position.consumed >= self._split.samples:
             position = Position(position.epoch + 1, 0, plan)  # saved at the very end of an epoch
         self._split.steps(position.consumed)
         self.epoch, self._position, self._begun, self._resumed = position.epoch, position.consumed, False, True
@@ -239,11 +242,11 @@ class Loader:
         to_tensor = self._tensor.to_tensor if self._tensor is not None else None
         if self._device is not None:
             self._device.attach(slab)
-        return HandOut(slab, to_tensor, self._split.batch_size, self.dataset.key, kept=self._device is None)
+        return HandOut(slab, to_tensor, self._job.rows, self.dataset.key, kept=self._device is None)
 
     def _check_bad(self, lane: Lane, told: Delivered) -> None:
         self._bad_count += len(told.bad)
-        share = self._split.samples // self._split.world_size
+        share = len(self.dataset) // self._split.world_size
         allowed = self._bad_policy.limit(share)
         if told.bad and self._bad_count > allowed:
             lane.feeder.free([told.slot])

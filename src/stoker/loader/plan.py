@@ -10,11 +10,12 @@ from stoker import machine
 from stoker.dataset import Dataset, Mixture
 from stoker.decode import Decoder, default_for, resolve
 from stoker.errors import UsageError
+from stoker.loader.buckets import Buckets
 from stoker.loader.control import Limits, Setting
-from stoker.loader.job import Work
+from stoker.loader.job import AnyOrder, Work
 from stoker.loader.ranks import Ranks
 from stoker.loader.slab import SLOTS_MIN
-from stoker.order import MixedOrder, Order, Split, Tail, Window, build_order
+from stoker.order import MixedOrder, Mode, Order, Split, Tail, Window, build_order
 
 SLOTS = 8
 """Slots wanted: 4 hold the feeder's and the trainer's turn, 4 more absorb a slow sample."""
@@ -72,6 +73,26 @@ def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[
         if not dataset.maps and not any(one in known or one == "image" for one in wanted):
             raise UsageError(f"no sample of {dataset.url} has a field {name!r}; there are {', '.join(dataset.fields)}")
     return tuple((name, resolve(spec)) for name, spec in fields.items())
+
+
+def plan_batches(
+    dataset: Dataset,
+    batch_size: int | Buckets,
+    shuffle: Shuffle,
+    *,
+    seed: int,
+    ranks: Ranks,
+    canonical_nodes: int,
+    tail: Tail,
+) -> tuple[AnyOrder, Split]:
+    """The order of an epoch and this rank's share of it."""
+    if isinstance(batch_size, Buckets):
+        if shuffle not in (True, False, "auto", "full", "none"):
+            raise UsageError(f"buckets take shuffle='full' or 'none', found {shuffle!r}")
+        mode: Mode = "none" if shuffle in (False, "none") else "full"
+        return batch_size.plan(dataset, ranks, seed=seed, mode=mode, tail=tail, canonical_nodes=canonical_nodes)
+    split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
+    return plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes), split
 
 
 def plan_split(dataset: Dataset, batch_size: int, ranks: Ranks, canonical_nodes: int, tail: Tail) -> Split:

@@ -90,7 +90,7 @@ class Schedule:
 
     def _chunk_rows(self, samples: int) -> int:
         if self._gathered:
-            return max(1, GATHER_BYTES // self._slab.layout.row_bytes(self._job.split.batch_size))
+            return max(1, GATHER_BYTES // self._slab.layout.row_bytes(self._job.rows))
         return min(CHUNK_ROWS, max(1, -(-samples // (2 * self.threads))))
 
     def _slotted(self, batch: Batch) -> bool:

@@ -5,30 +5,17 @@ The samples of many steps are looked up at once: a shuffled position costs 50 µ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stoker.dataset import Dataset
 from stoker.index import ObjectRef
-from stoker.loader.job import Start
-from stoker.order import MixedOrder, Order, Split
+from stoker.loader.job import AnyOrder, Start
+from stoker.order import BucketedOrder, Split
 
 POSITIONS_AT_ONCE = 8_192
-
-
-def objects_ahead(dataset: Dataset, order: Order | MixedOrder, split: Split, start: Start) -> Iterator[ObjectRef]:
-    """The objects that the rest of *start*'s epoch needs, each once, in order of first use."""
-    seen: set[str] = set()
-    steps = split.steps(start.position)
-    at_once = max(1, POSITIONS_AT_ONCE // split.batch_size)
-    for first in range(0, steps, at_once):
-        positions, _ = split.block(start.position, first, min(at_once, steps - first))
-        for ref in dataset.objects(order.at(start.epoch, positions.reshape(-1))):
-            if ref.key not in seen:
-                seen.add(ref.key)
-                yield ref
 
 
 class Step(NamedTuple):
@@ -46,7 +33,7 @@ class Step(NamedTuple):
 class Steps:
     """The plan from *start* on, without end."""
 
-    def __init__(self, order: Order | MixedOrder, split: Split, start: Start) -> None:
+    def __init__(self, order: AnyOrder, split: Split, start: Start) -> None:
         self.start = start
         self._order = order
         self._split = split
@@ -74,10 +61,27 @@ class Steps:
             left = split.steps(0)
         count = max(1, min(left, POSITIONS_AT_ONCE // split.batch_size))
         positions, mask = split.block(self._position, self._number, count)
-        samples = self._order.at(self._epoch, positions.reshape(-1)).reshape(positions.shape)
+        samples: Sequence[np.ndarray[Any, np.dtype[np.int64]]]
+        if isinstance(self._order, BucketedOrder):
+            samples = self._order.batches(self._epoch, positions.reshape(-1))
+        else:
+            samples = list(self._order.at(self._epoch, positions.reshape(-1)).reshape(positions.shape))
         first = self._number
         self._block = [
             Step(self._epoch, first + row, samples[row], None if mask is None else mask[row])
             for row in reversed(range(count))
         ]
         self._number += count
+
+
+def objects_ahead(dataset: Dataset, order: AnyOrder, split: Split, start: Start) -> Iterator[ObjectRef]:
+    """The objects that the rest of *start*'s epoch needs, each once, in order of first use."""
+    seen: set[str] = set()
+    steps, left = Steps(order, split, Start(0, start.epoch, start.position)), split.steps(start.position)
+    at_once = max(1, POSITIONS_AT_ONCE // split.batch_size)
+    for first in range(0, left, at_once):
+        samples = [steps.take().samples for _ in range(min(at_once, left - first))]
+        for ref in dataset.objects(np.concatenate(samples)):
+            if ref.key not in seen:
+                seen.add(ref.key)
+                yield ref

@@ -1,0 +1,73 @@
+"""`stoker.Buckets`: batches of like length by a budget of tokens, in place of a batch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from stoker.dataset import Dataset, Mixture, sample_lengths
+from stoker.errors import UsageError
+from stoker.loader.ranks import Ranks
+from stoker.order import BucketedOrder, Mode, Split
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """Batches whose samples are of like length, each with about as many tokens as any other.
+
+    `stoker.Loader(dataset, stoker.Buckets("tokens", bounds=(128, 512, 2048), tokens=65_536))`: a batch of the bucket up
+    to 512 holds 65,536 // 512 = 128 samples. Planned for all ranks at once: all make the same number of steps.
+    """
+
+    lengths: str | np.ndarray[Any, Any]
+    """A metadata column of numbers; a field, whose length is its elements where it holds numbers, else its bytes; or
+    whole numbers [samples]."""
+    bounds: tuple[int, ...]
+    """The longest sample that each bucket takes, rising. A sample longer than the last is an error."""
+    tokens: int
+    """Length that a batch of one rank may have in all, every sample counted as its bucket's bound."""
+
+    def __post_init__(self) -> None:
+        bounds = self.bounds
+        whole = (
+            isinstance(bounds, tuple | list) and bounds and all(type(bound) is int and bound > 0 for bound in bounds)
+        )
+        if not whole or any(one >= other for one, other in pairwise(bounds)):
+            raise UsageError(f"bounds are rising whole numbers from 1 on, found {bounds!r}")
+        if type(self.tokens) is not int or self.tokens < bounds[-1]:
+            raise UsageError(
+                f"tokens={self.tokens!r} holds no sample of the longest bucket, which takes up to {bounds[-1]}"
+            )
+
+    def sizes(self) -> tuple[int, ...]:
+        """Samples a batch, by bucket."""
+        return tuple(self.tokens // bound for bound in self.bounds)
+
+    def plan(
+        self, dataset: Dataset, ranks: Ranks, *, seed: int, mode: Mode, tail: str, canonical_nodes: int
+    ) -> tuple[BucketedOrder, Split]:
+        """The batches of every epoch and this rank's share of them. UsageError for what does not go with buckets."""
+        if isinstance(dataset, Mixture):
+            raise UsageError("buckets are made of one dataset, not of a mixture")
+        if tail != "drop" or canonical_nodes != 1:
+            raise UsageError(f"buckets take tail='drop' and one canonical node, found {tail!r} and {canonical_nodes}")
+        lengths = self._lengths(dataset)
+        order = BucketedOrder(lengths, tuple(self.bounds), self.sizes(), seed=seed, mode=mode)
+        split = Split(order.samples, 1, ranks.rank, ranks.world_size)
+        if split.steps() == 0:
+            raise UsageError(
+                f"an epoch would have 0 steps: {order.samples} batches for {ranks.world_size} ranks",
+                "use fewer tokens a batch",
+            )
+        return order, split
+
+    def _lengths(self, dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:
+        found = sample_lengths(dataset, self.lengths) if isinstance(self.lengths, str) else np.asarray(self.lengths)
+        if found.shape != (len(dataset),) or found.dtype.kind not in "iu" or (len(found) and found.min() < 0):
+            raise UsageError(
+                f"lengths must be {len(dataset)} whole numbers, one a sample, found {found.dtype} {found.shape}"
+            )
+        return found.astype(np.int64)

@@ -1,0 +1,148 @@
+"""Batches of like length by a budget of tokens: equal steps on all ranks, every sample once, resumable on any ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.errors import UsageError
+from stoker.order import BucketedOrder
+from support_dataset import write_shards
+from support_rows import npy, write_tar
+
+LENGTHS = [3, 9, 30, 5, 12, 28, 7, 31, 16, 2] * 12
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> stoker.Dataset:
+    """120 documents of 2 to 31 tokens."""
+    place = tmp_path_factory.mktemp("data")
+    rows = {f"{n:04d}": {"npy": npy(np.full(length, n, np.int32))} for n, length in enumerate(LENGTHS)}
+    write_tar(place / "0.tar", dict(list(rows.items())[:70]))
+    write_tar(place / "1.tar", dict(list(rows.items())[70:]))
+    return stoker.open(place)
+
+
+def make(dataset: stoker.Dataset, **options: Any) -> stoker.Loader:
+    """Buckets up to 8, 16 and 32 tokens, 64 tokens a batch."""
+    buckets = stoker.Buckets("npy", bounds=(8, 16, 32), tokens=64)
+    return stoker.Loader(dataset, buckets, seed=options.pop("seed", 3), output="numpy", **options)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 100), min_size=1, max_size=400),
+    seed=st.integers(0, 2**32),
+    epoch=st.integers(0, 3),
+    tokens=st.integers(100, 900),
+)
+def test_an_epoch_of_batches(lengths: list[int], seed: int, epoch: int, tokens: int) -> None:
+    """No sample twice, all of one bucket in a batch, as many batches in every epoch, the rest counted."""
+    bounds = (10, 40, 100)
+    sizes = tuple(tokens // bound for bound in bounds)
+    found = np.array(lengths)
+    try:
+        order = BucketedOrder(found, bounds, sizes, seed=seed, mode="full")
+    except UsageError:
+        assert all(int(((found > low) & (found <= high)).sum()) < size
+                   for low, high, size in zip((-1, *bounds), bounds, sizes, strict=False))  # fmt: skip
+        return
+    batches = order.batches(epoch, np.arange(order.samples))
+    seen = np.concatenate(batches)
+    assert len(np.unique(seen)) == len(seen) == len(lengths) - order.dropped
+    for batch in batches:
+        buckets = set(np.searchsorted(bounds, found[batch], side="left").tolist())
+        assert len(buckets) == 1 and len(batch) == sizes[buckets.pop()]
+    some = np.random.default_rng(seed).permutation(order.samples)[:5]
+    for number, batch in zip(some.tolist(), order.batches(epoch, some), strict=True):
+        assert np.array_equal(batch, batches[number])
+
+
+def test_a_loader_makes_batches_of_like_length(dataset: stoker.Dataset) -> None:
+    """Lengths are known from the index; a batch holds as many samples as its bucket allows, each with its value."""
+    sizes = {8: 8, 16: 4, 32: 2}
+    with make(dataset) as loader:
+        for _ in range(2):
+            count = 0
+            for batch in loader:
+                count += 1
+                samples = batch["__index__"].tolist()
+                bound = min(bound for bound in sizes if max(LENGTHS[n] for n in samples) <= bound)
+                assert len(samples) == sizes[bound] == len(batch["npy"])
+                for sample, value in zip(samples, batch["npy"], strict=True):
+                    assert value.tolist() == [sample] * LENGTHS[sample]
+                assert batch["__key__"] == [f"{n:04d}" for n in samples]
+            assert count == len(loader)
+
+
+def test_ranks_share_the_batches_and_resume_on_others(dataset: stoker.Dataset) -> None:
+    """Two ranks, stopped, then three, then one: the batches are those of one rank, in turn."""
+    with make(dataset) as one:
+        straight = [batch["__index__"].tolist() for batch in one]
+    found: list[list[int]] = []
+    state: dict[str, Any] | None = None
+    for world, steps in ((2, 4), (3, 2), (1, None)):
+        loaders = [make(dataset, rank=rank, world_size=world) for rank in range(world)]
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(state)
+        iterators = [iter(loader) for loader in loaders]
+        taken = 0
+        while steps is None or taken < steps:
+            batches = [next(iterator, None) for iterator in iterators]
+            if batches[0] is None:
+                break
+            found += [batch["__index__"].tolist() for batch in batches if batch is not None]
+            taken += 1
+        state = loaders[0].state_dict()
+        for loader in loaders:
+            loader.close()
+    assert found == straight
+
+
+def test_lengths_from_elsewhere(dataset: stoker.Dataset, tmp_path: Path) -> None:
+    """Numbers that the caller knows, and the bytes of a text, do as well."""
+    buckets = stoker.Buckets(np.array(LENGTHS), bounds=(8, 32), tokens=64)
+    with stoker.Loader(dataset, buckets, output="numpy") as loader:
+        assert len(next(iter(loader))["__index__"]) in (8, 2)
+    texts = stoker.open(write_shards(tmp_path / "t", 40, member=lambda i: {"txt": b"x" * (1 + i % 20)}))
+    with stoker.Loader(texts, stoker.Buckets("txt", bounds=(10, 20), tokens=40), fields={"txt": str}) as loader:
+        for batch in loader:
+            assert len({len(text) <= 10 for text in batch["txt"]}) == 1
+
+
+def test_as_they_lie(dataset: stoker.Dataset) -> None:
+    """Without a shuffle buckets come one after the other, and their samples in order."""
+    with make(dataset, shuffle=False) as loader:
+        seen = [sample for batch in loader for sample in batch["__index__"].tolist()]
+    assert seen == sorted(seen, key=lambda sample: ((LENGTHS[sample] > 8) + (LENGTHS[sample] > 16), sample))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bounds": (8, 8)}, "rising whole numbers"),
+        ({"bounds": ()}, "rising whole numbers"),
+        ({"bounds": (8, 16), "tokens": 64}, "sample 7 has length 31, the last bucket takes up to 16"),
+        ({"tokens": 31}, "holds no sample of the longest bucket"),
+        ({"lengths": "nothing"}, "no column or field 'nothing'|has a column or field 'nothing'"),
+        ({"lengths": np.ones(3, int)}, "lengths must be 120 whole numbers"),
+        ({"tokens": 32_000}, "no bucket fills a batch"),
+    ],
+)
+def test_what_makes_no_batches_is_said(dataset: stoker.Dataset, change: dict[str, Any], message: str) -> None:
+    """Bounds, budgets and lengths that do not fit each other or the data are errors before anything runs."""
+    with pytest.raises(UsageError, match=message):
+        stoker.Loader(dataset, stoker.Buckets(**{"lengths": "npy", "bounds": (8, 32), "tokens": 64, **change}))
+
+
+@pytest.mark.parametrize("option", [{"tail": "pad"}, {"canonical_nodes": 2}, {"shuffle": stoker.Window(2)}])
+def test_what_does_not_go_with_buckets(dataset: stoker.Dataset, option: dict[str, Any]) -> None:
+    """Padding an epoch, canonical nodes and windows of shards are refused by name."""
+    with pytest.raises(UsageError, match="buckets take"):
+        make(dataset, **option)
