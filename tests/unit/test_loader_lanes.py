@@ -13,6 +13,7 @@ import pytest
 import stoker
 from stoker.errors import FeederError
 from stoker.loader import Loader
+from stoker.loader.lanes import Lane
 from support_dataset import feeders, write_shards
 from support_transforms import busy, wait_a_little
 
@@ -101,6 +102,25 @@ def test_a_transform_that_holds_the_gil_gets_more_feeders(
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     decisions = [line for line in lines if line["event"] == "control" and line["feeders"] == 2]
     assert "GIL" in decisions[0]["reason"]
+
+
+def test_a_feeder_that_cannot_start_ends_nothing(folder: Path) -> None:
+    """One that was to help is gone before it is ready: a warning, and training goes on as it was."""
+    before = {feeder.pid for feeder in feeders()}
+    with make(folder, 1) as reference, make(folder, 1) as loader:
+        lanes = loader._lanes
+        assert lanes is not None
+        lanes._coming.append(Lane(loader._job, loader._hand_out))
+        lanes._coming[0].feeder._process.kill()
+        batches, warned = iter(loader), False
+        found = []
+        with pytest.warns(RuntimeWarning, match="training goes on without"):
+            while not warned:
+                found.append(next(batches)["__index__"].tolist())
+                warned = not lanes._coming
+        found += [batch["__index__"].tolist() for batch in batches]
+        assert found == drawn(reference)
+    assert {feeder.pid for feeder in feeders()} <= before
 
 
 def test_threads_follow_a_transform_that_sleeps(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ ready; what the first had made ahead is made again.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
+from stoker.errors import FeederError
 from stoker.loader.batch import Delivered, Failed
 from stoker.loader.control import Decision
 from stoker.loader.handout import HandOut
@@ -53,6 +55,7 @@ class Lanes:
         self._hand_out = hand_out
         self._lanes = [Lane(job, hand_out) for _ in range(feeders)]
         self._coming: list[Lane] = []
+        self._may_grow = True
         self._turn = 0
 
     def __len__(self) -> int:
@@ -82,14 +85,26 @@ class Lanes:
         for lane in self._lanes:
             found += lane.feeder.decisions
             lane.feeder.decisions.clear()
-        wanted = max((one.setting.feeders for one in found), default=0)
+        wanted = max((one.setting.feeders for one in found), default=0) if self._may_grow else 0
         while len(self._lanes) + len(self._coming) < wanted:
             self._coming.append(Lane(self._job, self._hand_out))
         return found
 
     def widen(self) -> bool:
         """Whether there are more lanes from now on; then the plan must be started anew."""
-        if not self._coming or not all(lane.feeder.look() for lane in self._coming):
+        if not self._coming:
+            return False
+        try:
+            if not all(lane.feeder.look() for lane in self._coming):
+                return False
+        except FeederError as error:  # it was to help; what runs runs on
+            warnings.warn(
+                f"another feeder cannot start, training goes on without: {error}", RuntimeWarning, stacklevel=4
+            )
+            self._may_grow = False
+            for lane in self._coming:
+                lane.feeder.close()
+            self._coming = []
             return False
         self._lanes += self._coming
         self._coming = []

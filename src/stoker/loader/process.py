@@ -125,6 +125,8 @@ class FeederProcess:
         try:
             while self.ready_s is None:
                 (kind, value), descriptors = receive(self._link, socket.MSG_DONTWAIT)
+                if isinstance(value, Failed):
+                    raise FeederError(f"the feeder (pid {self.pid}) cannot start: {value.text.strip()}")
                 self._note(kind, value, descriptors, self._clock.monotonic())
         except BlockingIOError:
             return False
