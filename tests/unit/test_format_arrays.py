@@ -138,6 +138,7 @@ def test_heads_and_tails_that_lie(data: bytes) -> None:
     [
         ({"x": b"bytes"}, "found a bytes"), ({"x": "text"}, "found a str"), ({"x": None}, "NoneType of object"),
         ({"x": np.array(["a"])}, "<U1"), ({"": 1}, "no field name"), ({"x": np.longdouble(1)}, "float128|longdouble"),
+        ({"x": [[1], [1, 2]]}, "found a list"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_held(values: dict[str, object], message: str) -> None:

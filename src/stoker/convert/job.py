@@ -31,7 +31,7 @@ from stoker.index import IndexWriter, Manifest, ObjectRef
 from stoker.machine import cpus
 from stoker.pack.journal import Journal, Part
 from stoker.store import HasPaths, Store, StoreOptions, TreeDigest, connect, innermost
-from stoker.store.atomic import fsync_folder, make_folders, scratch, sweep, temporary_name
+from stoker.store.atomic import fsync_folder, make_folders, named, scratch, sweep, temporary_name
 from stoker.units import parse_bytes
 
 SHARD_BYTES = 256 * 10**6
@@ -204,7 +204,7 @@ class _Run:
         key = f"shard_{number:05d}{self.target.suffix}"
         path = self.folder / f"{temporary_name()}{self.target.suffix}"
         try:
-            shard = ShardFile(self.target, path, self.shape)
+            shard = ShardFile(self.target, path, self.shape, where=f"{self.store.url}/{key}")
             try:
                 entries = [
                     SampleEntry(sample.key, shard.add(sample.key, sample.values), sample.columns)
@@ -216,7 +216,8 @@ class _Run:
             samples = tuple(
                 SampleEntry(entry.key, settled(shard.writer, entry.fields), entry.columns) for entry in entries
             )
-            digest = _publish(path, size, self.store, key)
+            with named(f"{self.store.url}/{key}"):
+                digest = _publish(path, size, self.store, key)
         finally:
             path.unlink(missing_ok=True)
         return Part(ObjectRef(key, size, None, digest, "", size), samples, ())

@@ -144,9 +144,12 @@ class Survey:
         path = self._scratch / f"{temporary_name()}{self._target.suffix}"
         examples = list(self._kinds.values())
         try:
-            shard = ShardFile(self._target, path, self._shape)
-            _each(examples, shard.add)
-            shard.close()
+            shard = ShardFile(self._target, path, self._shape, where=f"{self._scratch} (set TMPDIR)")
+            try:
+                _each(examples, shard.add)
+                shard.close()
+            finally:
+                shard.abandon()
             file = library(self._target.name)(path)
             rows = iter(range(len(examples)))
 

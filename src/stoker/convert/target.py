@@ -5,6 +5,7 @@ A writer differs from format to format; what all have here is `add`, `close`, an
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from stoker.format.mds import Columns, MDSWriter
 from stoker.format.table import TableWriter
 from stoker.format.tfrecord import TFRecordWriter
 from stoker.pack.transform import encode_fields
+from stoker.store.atomic import named
 
 BUFFER_BYTES = 1 << 20
 Values = Mapping[str, object]
@@ -43,6 +45,12 @@ class Writer(Protocol):
     def close(self) -> int: ...
 
 
+class FileWriter(Writer, Protocol):
+    """A writer that has a file of its own."""
+
+    def abandon(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One format to convert to."""
@@ -51,7 +59,7 @@ class Target:
     suffix: str
     stream: Callable[[BinaryIO, Shape], Writer] | None = None
     """Makes a writer to a binary file; None where a library writes the file itself."""
-    file: Callable[[Path, Shape], Writer] | None = None
+    file: Callable[[Path, Shape], FileWriter] | None = None
     """Makes a writer to a path."""
 
     @property
@@ -101,32 +109,41 @@ def settled(writer: Writer, places: tuple[FieldPlace, ...]) -> tuple[FieldPlace,
 
 
 class ShardFile:
-    """One shard in the making, in the file *path*."""
+    """One shard in the making, in the file *path*; what the disk refuses is a StoreError that says *where*."""
 
-    def __init__(self, target: Target, path: Path, shape: Shape) -> None:
+    def __init__(self, target: Target, path: Path, shape: Shape, *, where: str | None = None) -> None:
         self._target = target
-        self._file: BinaryIO | None = None
-        if target.stream is not None:
-            self._file = path.open("wb", buffering=BUFFER_BYTES)
-            self.writer = target.stream(self._file, shape)
-        else:
-            assert target.file is not None
-            self.writer = target.file(path, shape)
+        self._where = where or str(path)
+        self._stream: BinaryIO | None = None
+        self._file: FileWriter | None = None
+        with named(self._where):
+            if target.stream is not None:
+                self._stream = path.open("wb", buffering=BUFFER_BYTES)
+                self.writer: Writer = target.stream(self._stream, shape)
+            else:
+                assert target.file is not None
+                self.writer = self._file = target.file(path, shape)
 
     def add(self, key: str, values: Values) -> tuple[FieldPlace, ...]:
         """Append a sample; its places are final after `close` only (`settled`)."""
-        return self.writer.add(key, self._target.stored(values))
+        with named(self._where):
+            return self.writer.add(key, self._target.stored(values))
 
     def close(self) -> int:
         """Write the end; gives the shard's bytes."""
-        size = self.writer.close()
-        self.abandon()
+        with named(self._where):
+            size = self.writer.close()
+            if self._stream is not None:
+                self._stream.close()
         return size
 
     def abandon(self) -> None:
-        """Close the file, whatever it holds."""
+        """Close the file, whatever it holds: a full disk has no say here."""
         if self._file is not None:
-            self._file.close()
+            self._file.abandon()
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.close()
 
 
 def tried(target: Target, shape: Shape, key: str, values: Values) -> tuple[Writer, tuple[FieldPlace, ...], bytes]:

@@ -271,7 +271,10 @@ def columns_of(values: Mapping[str, object]) -> list[Column]:
 
 
 def _storable(name: str, value: object) -> np.ndarray[Any, Any]:
-    array = np.asarray(value) if not isinstance(value, bytes | bytearray | memoryview | str) else None
+    try:
+        array = np.asarray(value) if not isinstance(value, bytes | bytearray | memoryview | str) else None
+    except ValueError:  # lists of differing lengths
+        array = None
     if array is None or array.dtype.kind not in "biufc" or not _DTYPE.fullmatch(array.dtype.str):
         found = type(value).__name__ if array is None else f"{type(value).__name__} of {array.dtype}"
         raise UsageError(f"field {name!r}: a shard of arrays holds numbers and arrays of numbers, found a {found}")

@@ -21,6 +21,7 @@ import numpy as np
 from stoker.errors import MissingExtraError, SampleError, ShardError, UsageError
 from stoker.format.base import FieldPlace, Findings, ShardScan
 from stoker.format.guard import look
+from stoker.format.hdf5_file import UnfailingFile
 from stoker.format.hdf5_guard import FAILURES, Run, checked_runs, open_file, prepare
 from stoker.format.limits import CHUNK_BYTES_MAX
 from stoker.format.rows import KEY_FIELD, RowFormat, RowSamples, damaged, resolve
@@ -234,7 +235,8 @@ class Hdf5Writer:
             raise UsageError(f"HDF5 is written plain, with gzip or lzf, found compression {compression!r}")
         self._compression = compression
         self._ragged = ragged
-        self._file = self._library.File(path, "w", libver=("earliest", "v110"))
+        self._out = UnfailingFile(path)
+        self._file = self._library.File(self._out, "w", libver=("earliest", "v110"))
         self._path = path
         self._datasets: dict[str, Any] = {}
         self._pending: dict[str, list[Any]] = {}
@@ -274,7 +276,16 @@ class Hdf5Writer:
             self._flush()
             self._alive = False
             self._file.close()
+            self._out.close()
+            self._out.check()
         return self._path.stat().st_size
+
+    def abandon(self) -> None:
+        """Close the file, whatever it holds."""
+        self._alive = False
+        self._out.give_up()
+        self._file.close()
+        self._out.close()
 
     def _flush(self) -> None:
         self._alive = False
@@ -286,6 +297,7 @@ class Hdf5Writer:
                 dataset.resize(self._rows, axis=0)
                 _fill(dataset, self._flushed, values)
                 self._pending[name] = []
+        self._out.check()
         self._flushed, self._pending_bytes = self._rows, 0
         self._alive = True
 

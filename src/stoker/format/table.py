@@ -10,6 +10,7 @@ Keys are row numbers within the shard, unless a column `__key__` says them (the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -273,6 +274,13 @@ class TableWriter:
             self._alive = False
             self._writer.close()
         return self._path.stat().st_size
+
+    def abandon(self) -> None:
+        """Close the file, whatever it holds."""
+        self._alive = False
+        if self._writer is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._writer.close()
 
     def _flush(self) -> None:
         """Write what is pending as one row group."""

@@ -6,6 +6,7 @@ parts (one small index a shard) are joined by `merge`.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import tempfile
 from array import array
@@ -38,6 +39,7 @@ from stoker.index.layout import (
 )
 from stoker.index.read import Index
 from stoker.machine import scratch_folder
+from stoker.store.atomic import named
 from stoker.store.base import Store
 from stoker.store.digest import TreeDigest
 
@@ -77,16 +79,24 @@ class _ArrowFile:
 
     def __init__(self, schema: pa.Schema, scratch: Path | None) -> None:
         self.schema = schema
-        self._file = tempfile.TemporaryFile(dir=scratch or scratch_folder())  # noqa: SIM115  # closed by close()
-        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), schema)
+        folder = scratch or scratch_folder()
+        self._where = f"{folder}: cannot keep an index here"
+        with self._said():
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by close()
+            self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), schema)
+
+    def _said(self) -> contextlib.AbstractContextManager[None]:
+        return named(self._where, "make room on the disk, or set TMPDIR, XDG_CACHE_HOME or a cache on a larger one")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        with self._said():
+            self._writer.write_batch(batch)
 
     def put(self, store: Store, key: str) -> FileRecord:
         """End the file and put it into the store."""
-        self._writer.close()
-        self._file.flush()
+        with self._said():
+            self._writer.close()
+            self._file.flush()
         digest = TreeDigest()
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
             digest.update(view)
@@ -94,7 +104,8 @@ class _ArrowFile:
             return FileRecord(len(view), digest.hexdigest())
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is left in a buffer may find no room
+            self._file.close()
 
 
 class _Objects:

@@ -8,6 +8,7 @@ temporaries of other boots are swept only after a day without a write.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -17,12 +18,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.errors import StoreError
+from stoker.errors import AccessError, StoreError
 from stoker.machine import boot_id, owner_lives, owner_token, scratch_folder
 from stoker.store.keys import TEMPORARY_PREFIX
 
 FOREIGN_AGE_S_MIN = 86_400
 """Seconds without a write after which a temporary of another boot counts as left behind."""
+
+
+@contextlib.contextmanager
+def named(where: str, full: str = "make room on the disk") -> Iterator[None]:
+    """Turn the system's errors (a full disk, no permission) into StoreErrors that say *where*; *full* is their hint."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except PermissionError as error:
+        raise AccessError(f"{where}: {error.strerror or error}") from error
+    except OSError as error:
+        hint = full if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        said = os.strerror(error.errno) if error.errno else str(error)  # a library's own text may be a whole story
+        raise StoreError(f"{where}: {said}", hint) from error
 
 
 def temporary_name() -> str:
@@ -95,6 +111,13 @@ def _left_behind(path: Path) -> bool:
         return False
 
 
+def _make_ours(home: Path) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    found = home.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise StoreError(f"{home}: expected a folder of ours, found somebody else's", "set TMPDIR to another folder")
+
+
 @contextlib.contextmanager
 def scratch(purpose: str) -> Iterator[Path]:
     """An empty folder on the system's scratch space, gone at the end; what killed runs for *purpose* left goes first.
@@ -104,14 +127,10 @@ def scratch(purpose: str) -> Iterator[Path]:
     home = Path(scratch_folder()) / f"stoker-{purpose}-{os.getuid()}"
     folder = home / temporary_name()
     while not folder.is_dir():
-        home.mkdir(mode=0o700, exist_ok=True)
-        found = home.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StoreError(
-                f"{home}: expected a folder of ours, found somebody else's", "set TMPDIR to another folder"
-            )
-        with contextlib.suppress(FileNotFoundError):  # another run ended just now and took the parent with it
-            folder.mkdir()
+        with named(str(home), "set TMPDIR to a larger disk"):
+            _make_ours(home)
+            with contextlib.suppress(FileNotFoundError):  # another run ended just now and took the parent with it
+                folder.mkdir()
     for left in home.iterdir():
         if left.name.startswith(TEMPORARY_PREFIX) and _left_behind(left):
             shutil.rmtree(left, ignore_errors=True)
