@@ -1,0 +1,162 @@
+"""Writes docs/benchmarks.md and its plot from the JSON lines that the benches printed: `python bench/page.py LINES.jsonl`.
+
+Of each bench the last line counts. What was not run is left out of the page; a number that misses its target is shown as it is.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BAR, GAP, LEFT, WIDE = 22, 8, 150, 420
+
+Lines = dict[str, dict[str, Any]]
+
+
+def rivals_of(row: dict[str, Any], key: str, *, skip: tuple[str, ...]) -> float:
+    """The best of the others in a bench's results."""
+    return max(float(one[key]) for name, one in row["results"].items() if name not in skip)
+
+
+def rows(found: Lines) -> list[tuple[str, str, str, str]]:
+    """What, measured, target, bench: the rows of the design's table that were measured."""
+    table = []
+    if "images" in found:
+        table.append(("image epoch, CPU an image against bare decode and resize of the same crops",
+                      f"{found['images']['ratio']:.2f} ×", "≤ 1.08 ×", "images.py"))  # fmt: skip
+    if "rivals" in found:
+        ours = found["rivals"]["results"]["stoker"]["images_per_s"]
+        best = rivals_of(found["rivals"], "images_per_s", skip=("stoker", "floor"))
+        table.append(("image epoch, images/s against the best rival", f"{ours / best:.2f} ×", "≥ 1.4 ×", "rivals.py"))
+    if "tokens" in found:
+        one = found["tokens"]
+        table.append(
+            ("token epoch, GB/s against a bare gather", f"{one.get('of_bare', 0):.2f} ×", "≥ 0.5 ×", "tokens.py")
+        )
+        if "times_best_rival" in one:
+            table.append(
+                ("token epoch, GB/s against the best rival", f"{one['times_best_rival']:.1f} ×", "≥ 8 ×", "tokens.py")
+            )
+    if "stall" in found:
+        ours = found["stall"]["results"]["stoker"]["wait"]
+        table.append(("share of time waiting, supply = 1.2 × demand", f"{ours:.2%}", "≤ 0.5 %", "stall.py"))
+    for latency, one in found.get("cold", {}).get("results", {}).items():
+        far = f"store {float(latency) * 1000:.0f} ms away"
+        for way, name in (("stream", "streamed"), ("cache", "through an empty cache")):
+            table.append((f"cold epoch, {far}, {name}: bytes/s against bare GETs", f"{one[way + '_share']:.2f} ×",
+                          "≥ 0.9 ×", "cold.py"))  # fmt: skip
+            table.append(
+                (f"cold epoch, {far}, {name}: first batch", f"{one[way + '_first_batch']:.2f} s", "≤ 1.5 s", "cold.py")
+            )
+    if "pack" in found:
+        table.append(("pack, digests and index included, against copying with fsync",
+                      f"{found['pack']['ratio']:.2f} ×", "≥ 0.7 ×", "pack.py"))  # fmt: skip
+    return table
+
+
+def bars(title: str, values: dict[str, float], unit: str) -> list[str]:
+    """One chart, as lines of SVG: the first bar is stoker's."""
+    most = max(values.values())
+    parts = [f'<text x="0" y="16" class="t">{html.escape(title)}</text>']
+    for at, (name, value) in enumerate(values.items()):
+        top = 28 + at * (BAR + GAP)
+        parts.append(f'<text x="{LEFT - 8}" y="{top + 16}" text-anchor="end">{html.escape(name)}</text>')
+        parts.append(
+            f'<rect x="{LEFT}" y="{top}" width="{WIDE * value / most:.1f}" height="{BAR}" class="{"a" if at == 0 else "b"}"/>'
+        )
+        parts.append(f'<text x="{LEFT + WIDE * value / most + 6:.1f}" y="{top + 16}">{value:,.3g} {unit}</text>')
+    return parts
+
+
+def plot(found: Lines) -> str:
+    """Charts of stoker beside the rivals, one below the other."""
+    charts: list[tuple[str, dict[str, float], str]] = []
+    for bench, key, title, unit, scale in (
+        ("rivals", "images_per_s", "Warm image epoch: more is better", "images/s", 1.0),
+        ("tokens", "gb_per_s", "Warm token epoch: more is better", "GB/s", 1.0),
+        ("stall", "wait", "Waiting at supply = 1.2 × demand: less is better", "%", 100.0),
+    ):
+        if bench in found:
+            results = {
+                name: scale * float(one[key]) for name, one in found[bench]["results"].items() if name != "floor"
+            }
+            rest = sorted(
+                (name for name in results if name != "stoker"),
+                key=lambda name, of=results: of[name],
+                reverse=key != "wait",
+            )
+            charts.append((title, {name: results[name] for name in ("stoker", *rest) if name in results}, unit))
+    drawn, top = [], 10
+    for title, values, unit in charts:
+        drawn += [f'<g transform="translate(10,{top})">', *bars(title, values, unit), "</g>"]
+        top += 50 + len(values) * (BAR + GAP)
+    style = "text{font:13px sans-serif;fill:#222}.t{font-weight:bold}.a{fill:#d9541e}.b{fill:#8fa3b5}"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDE + 130}" height="{top}">',
+        f'<rect width="100%" height="100%" fill="#fff"/><style>{style}</style>', *drawn, "</svg>", "",
+    ])  # fmt: skip
+
+
+def contenders(found: Lines) -> list[str]:
+    """The tables of the benches that compare contenders, as Markdown."""
+    text = []
+    for bench, columns in (
+        ("rivals", ("cpu_ms", "images_per_s", "first_batch_s", "start_s", "peak_pss_mb", "others")),
+        ("stall", ("wait", "seam", "supply", "others")),
+        ("tokens", ("gb_per_s", "cpu_s_a_gb", "others")),
+    ):
+        if bench in found:
+            text += [
+                f"## `bench/{bench}.py`",
+                "",
+                "| | " + " | ".join(columns) + " |",
+                "|---" * (1 + len(columns)) + "|",
+            ]
+            for name, one in found[bench]["results"].items():
+                text.append(f"| {name} | " + " | ".join(f"{float(one[column]):,.4g}" for column in columns) + " |")
+            text.append("")
+    return text
+
+
+def versions(found: Lines) -> str:
+    """Every package that took part, with its version."""
+    seen = {name: version for line in found.values() for one in line.get("results", {}).values()
+            if isinstance(one, dict) for name, version in one.get("versions", {}).items()}  # fmt: skip
+    return ", ".join(f"{name} {version}" for name, version in sorted(seen.items()))
+
+
+def page(found: Lines) -> str:
+    """The whole page."""
+    cores = len(os.sched_getaffinity(0))
+    text = [
+        "# Benchmarks", "",
+        f"Written by `bench/page.py` from what the programs in `bench/` printed: {cores} virtual cores, Linux "
+        f"{platform.release().split('-')[0]}, Python {platform.python_version()}; {versions(found)}. Rounds are interleaved and values are "
+        "medians; photos are the 1,000 of the public EliSchwartz/imagenet-sample-images. `others` is the share of the cores that other "
+        "processes took meanwhile. For your machine: `make bench-env`, `make bench`.", "",
+        "| what | measured | target | bench |", "|---|---|---|---|",
+        *(f"| {what} | {measured} | {target} | `{bench}` |" for what, measured, target, bench in rows(found)),
+        "", "![stoker and its rivals](benchmarks.svg)", "", *contenders(found),
+    ]  # fmt: skip
+    return "\n".join(text).rstrip() + "\n"
+
+
+def main() -> None:
+    """Read the lines, write both files."""
+    found: Lines = {}
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        if line.startswith("{"):
+            value = json.loads(line)
+            found[value["bench"]] = value
+    (DOCS / "benchmarks.md").write_text(page(found))
+    (DOCS / "benchmarks.svg").write_text(plot(found))
+
+
+if __name__ == "__main__":
+    main()
