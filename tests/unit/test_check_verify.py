@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import stoker
@@ -95,6 +98,23 @@ def test_a_flipped_byte_is_found_by_what_the_format_knows(tmp_path: Path) -> Non
     bytes_[-1] ^= 1
     shard.write_bytes(bytes_)
     assert codes(verify(tmp_path / "mds")) == {"wrong-hash": 1}
+
+
+def test_a_table_with_captions_and_nulls_is_repaired(tmp_path: Path) -> None:
+    """The row groups around a damaged one are saved, with lists of text and a null in the first row."""
+    (tmp_path / "in").mkdir()
+    noise = np.random.default_rng(1).bytes
+    columns = {"captions": [None, *[["one", "two"]] * 59], "data": [noise(2_000) for _ in range(60)]}
+    path = tmp_path / "in" / "0.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=10, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    found = verify(tmp_path / "in", deep=True)
+    saved = salvage(tmp_path / "in", tmp_path / "saved", found)
+    assert saved.samples == 50 and len(saved.lost) == 10
+    again = stoker.open(tmp_path / "saved")
+    assert "captions" not in again[0] and again[1]["captions"] == ["one", "two"]
 
 
 def test_only_a_deep_look_finds_what_cannot_be_decoded(tmp_path: Path) -> None:

@@ -10,10 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import stoker
@@ -173,12 +177,40 @@ def test_a_text_with_nul_is_too_much_for_hdf5(tmp_path: Path) -> None:
 
 
 def test_optional_fields_go_where_they_can(tmp_path: Path) -> None:
-    """A table takes samples that lack a field of its first one; one that comes later has no column: said before."""
-    write_shards(tmp_path / "tar", 9, member=lambda at: {"cls": b"1", **({"txt": b"t"} if at % 3 == 0 else {})})
-    convert(tmp_path / "tar", tmp_path / "table", format="table")
-    assert [sorted(sample) for _, sample in contents(tmp_path / "table")] == [["cls", "txt"], ["cls"], ["cls"]] * 3
-    with pytest.raises(UsageError, match="'txt': the first sample of the shard lacks it"):
-        convert(tmp_path / "tar", tmp_path / "out", format="table", shard_size=3)
+    """A table takes samples that lack a field, the first of a shard too, and shards in which none has it."""
+    write_shards(tmp_path / "tar", 9, member=lambda at: {"cls": b"1", **({"txt": b"t"} if at % 3 == 1 else {})})
+    for size in ("1MB", 3):
+        convert(tmp_path / "tar", tmp_path / f"table-{size}", format="table", shard_size=size)
+        found = [sorted(sample) for _, sample in contents(tmp_path / f"table-{size}")]
+        assert found == [["cls"], ["cls", "txt"], ["cls"]] * 3
+
+
+def test_tables_keep_what_tables_hold(tmp_path: Path) -> None:
+    """Lists of captions of any length, nested lists, structs, times and decimals, with nulls in the first row too."""
+    columns = {
+        "captions": [["x" * at, "y"][: at % 3] for at in range(300)],
+        "nested": [[[1], [2, at]] if at % 2 else [[]] for at in range(300)],
+        "person": [{"age": at, "names": ["é", None]} if at else None for at in range(300)],
+        "when": pa.array([None, *range(299)], pa.timestamp("us")),
+        "day": [None, *[date(2026, 1, 1 + at % 28) for at in range(299)]],
+        "price": [Decimal(f"1.{at}") for at in range(300)],
+        "holes": [[1, None] if at % 2 else [None] for at in range(300)],
+    }
+    source = tmp_path / "in"
+    source.mkdir()
+    pq.write_table(pa.table(columns), source / "0.parquet")
+    convert(source, tmp_path / "out", format="table", shard_size=3_000)
+    before, after = stoker.open(source), stoker.open(tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("*.parquet"))) > 1
+    for at in range(300):
+        assert same(before[at], after[at]), at
+
+
+def test_a_column_has_one_type(tmp_path: Path) -> None:
+    """Values of two types in one field are no table, said before anything is written."""
+    source = write_mds(tmp_path / "in", [{"x": ["a"]}, {"x": [1.5]}], columns={"x": "json"})
+    with pytest.raises(UsageError, match="field 'x' is list<item: double>, before it was list<item: string>"):
+        convert(source, tmp_path / "out", format="table")
     assert not (tmp_path / "out").exists()
 
 

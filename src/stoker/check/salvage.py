@@ -79,7 +79,10 @@ def salvage(
             return Salvaged(target.url, shards, 0, ())
         numbers, shards, lost = _chosen(store, dataset, verified)
         if numbers:
-            write(Source(dataset, numbers=numbers), target, format=verified.format, progress=progress)
+            write(
+                Source(dataset, numbers=numbers), target, format=verified.format, progress=progress,
+                advice="the writer of this format is not as able as its reader: bring the damaged shards again",
+            )  # fmt: skip
     return Salvaged(target.url, shards, len(numbers), lost)
 
 

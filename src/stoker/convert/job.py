@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.convert.source import Source, renames
-from stoker.convert.survey import Survey
+from stoker.convert.survey import ELSEWHERE, Survey
 from stoker.convert.target import Shape, ShardFile, Target, settled, target_of
 from stoker.dataset import SampleReader
 from stoker.dataset import open as open_dataset
@@ -101,8 +101,12 @@ def write(
     shard_bytes: int = SHARD_BYTES,
     workers: int | None = None,
     progress: Progress = no_progress,
+    advice: str = ELSEWHERE,
 ) -> ConvertReport:
-    """Write the samples of *source* into *store*: what `convert` does, of a dataset that is open."""
+    """Write the samples of *source* into *store*: what `convert` does, of a dataset that is open.
+
+    *advice* is the hint of the error that the format cannot hold a value.
+    """
     target = target_of(format)
     if format == "mds" and shard_bytes > MDS_BYTES_MAX:
         raise UsageError(
@@ -119,7 +123,7 @@ def write(
             journal.close()
             return _report(store, finished, 0)
     with _folder(store, make=False) as folder:
-        survey = Survey(target, shard_bytes=shard_bytes, scratch=folder)
+        survey = Survey(target, shard_bytes=shard_bytes, scratch=folder, advice=advice)
         for number, sample in enumerate(source.read(source.reader(), 0, len(source)), 1):
             survey.add(sample.key, sample.values)
             progress(number, 2 * len(source), 0)

@@ -19,6 +19,8 @@ def same(before: object, after: object) -> bool:
         return _same_arrays(before, after)
     if isinstance(before, list | tuple):
         return isinstance(after, list | tuple) and len(before) == len(after) and all(map(same, before, after))
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(same(before[name], after[name]) for name in before)
     if isinstance(before, Number):
         return isinstance(after, Number) and _same_arrays(before, after)
     return type(before) is type(after) and before == after

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+from pyarrow import DataType
 
 from stoker.convert.same import said, same, size_of
 from stoker.convert.target import Shape, ShardFile, Target, Values, library, tried
 from stoker.decode import default_for
-from stoker.errors import MissingExtraError, SampleError, StokerError, UsageError
+from stoker.errors import MissingExtraError, SampleError, StokerError, StoreError, UsageError
 from stoker.format.mds import MDSWriter
+from stoker.format.table_types import joined, storable, type_of
 from stoker.format.values import decode_value
 from stoker.store.atomic import temporary_name
 
@@ -30,24 +32,25 @@ SHARDS_MAX = 100_000
 PLACES_MAX = 1_000_000
 """Fields of all samples in a shard: far below what any format's reader takes."""
 _LARGE_BYTES = 64 << 20
-_WHERE = "convert to a format that can, or leave the field out with --field"
+ELSEWHERE = "convert to a format that can, or leave the field out with --field"
 
 
 class Survey:
     """What is known of the samples so far."""
 
-    def __init__(self, target: Target, *, shard_bytes: int, scratch: Path) -> None:
+    def __init__(self, target: Target, *, shard_bytes: int, scratch: Path, advice: str = ELSEWHERE) -> None:
         self._target = target
+        self._advice = advice
         self._shard_bytes = shard_bytes
         self._scratch = scratch
         self._shape = Shape()
         self._keys: set[str] = set()
-        self._first: frozenset[str] = frozenset()
         self._open_bytes = self._open_places = 0
         self._samples = 0
         self._layout: frozenset[tuple[str, str]] | None = None
         self._kinds: dict[tuple[object, ...], tuple[str, Values]] = {}
         self._lengths: dict[str, set[int]] = {}
+        self._types: dict[str, DataType] = {}
         self.bounds = array("q", [0])
         """The first sample of each shard so far."""
 
@@ -64,7 +67,7 @@ class Survey:
         except (UsageError, SampleError) as error:
             raise UsageError(
                 f"sample {self._samples} ({key}): {self._target.name} cannot hold it: {error.message}",
-                error.hint or _WHERE,
+                error.hint or self._advice,
             ) from error
         self._samples += 1
 
@@ -88,8 +91,6 @@ class Survey:
                     f"more than {SHARDS_MAX} shards after {self._samples} samples",
                     "choose larger shards (--shard-size)",
                 )
-        if not self._keys:
-            self._first = frozenset(values)
         self._keys.add(key)
         self._open_bytes += count_bytes
         self._open_places += len(values)
@@ -114,25 +115,35 @@ class Survey:
             self._layout = layout
 
     def _sort(self, key: str, values: Values) -> None:
-        later = sorted(values.keys() - self._first)
-        if later:
-            raise UsageError(
-                f"field {later[0]!r}: the first sample of the shard lacks it, so there is no column for it"
-            )
-        kind = ("\0" in key, *((name, *self._kind(name, values[name])) for name in sorted(values)))
+        table = self._target.name == "table"
+        kinds = ((name, *(self._cell(name, one) if table else self._kind(name, one))) for name, one in values.items())
+        kind = ("\0" in key, *sorted(kinds, key=lambda one: str(one[0])))
         if kind not in self._kinds:
             if len(self._kinds) == KINDS_MAX:
                 raise UsageError(f"the samples are of more than {KINDS_MAX} kinds (fields, types and shapes)")
             self._kinds[kind] = key, values
 
+    def _cell(self, name: str, value: object) -> tuple[object, ...]:
+        """What decides how a table holds the value; the column's type grows to hold it."""
+        stored = storable(name, value)
+        found = type_of(name, stored)
+        known = self._types.get(name, found)
+        column = joined(known, found)
+        if column is None:
+            raise UsageError(f"field {name!r} is {found}, before it was {known}: a column has one type")
+        self._types[name] = column
+        return type(value), str(found), isinstance(value, bytes | str) and not value
+
     def _kind(self, name: str, value: object) -> tuple[object, ...]:
-        """What decides whether a library can hold the value."""
+        """What decides whether HDF5 can hold the value."""
         if isinstance(value, bytes | str):
             return type(value), not value, isinstance(value, str) and "\0" in value, len(value) > _LARGE_BYTES
         try:
             found = np.asarray(value)
         except ValueError:
             return type(value), "ragged"
+        if found.dtype.kind in "US":  # as wide as the longest text
+            return type(value), found.dtype.kind
         if found.ndim != 1:
             return type(value), found.dtype.str, found.shape
         self._lengths.setdefault(name, set()).add(len(found))
@@ -140,13 +151,13 @@ class Survey:
 
     def _try_library(self) -> None:
         ragged = frozenset(name for name, lengths in self._lengths.items() if len(lengths) > 1)
-        self._shape = Shape(ragged=ragged)
+        self._shape = Shape(ragged=ragged, types=self._types)
         path = self._scratch / f"{temporary_name()}{self._target.suffix}"
         examples = list(self._kinds.values())
         try:
             shard = ShardFile(self._target, path, self._shape, where=f"{self._scratch} (set TMPDIR)")
             try:
-                _each(examples, shard.add)
+                self._each(examples, shard.add)
                 shard.close()
             finally:
                 shard.abandon()
@@ -158,20 +169,19 @@ class Survey:
                 read = {name: file.read([row], name)[0] for name in values}
                 _compare(values, {name: value for name, value in read.items() if value is not None})
 
-            _each(examples, read_back)
+            self._each(examples, read_back)
             file.close()
         finally:
             path.unlink(missing_ok=True)
 
-
-def _each(examples: Iterable[tuple[str, Values]], work: Callable[[str, Values], object]) -> None:
-    for key, values in examples:
-        try:
-            work(key, values)
-        except MissingExtraError:
-            raise
-        except StokerError as error:
-            raise UsageError(f"sample {key}: {error.message}", error.hint or _WHERE) from error
+    def _each(self, examples: Iterable[tuple[str, Values]], work: Callable[[str, Values], object]) -> None:
+        for key, values in examples:
+            try:
+                work(key, values)
+            except (MissingExtraError, StoreError):
+                raise
+            except StokerError as error:
+                raise UsageError(f"sample {key}: {error.message}", error.hint or self._advice) from error
 
 
 def _compare(before: Values, after: Values) -> None:

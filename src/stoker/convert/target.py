@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from pyarrow import DataType
+
 from stoker.errors import UsageError
 from stoker.format import FORMATS, ROW_SHARDS, FieldPlace, WebDatasetWriter
 from stoker.format.arrays import SUFFIX as ARRAYS_SUFFIX
@@ -35,6 +37,8 @@ class Shape:
     """MDS: the columns of the whole dataset."""
     ragged: frozenset[str] = field(default_factory=frozenset)
     """HDF5: fields of one dimension whose length differs from sample to sample."""
+    types: Mapping[str, DataType] = field(default_factory=dict)
+    """Table: the columns of the whole dataset."""
 
 
 class Writer(Protocol):
@@ -88,7 +92,7 @@ TARGETS: dict[str, Target] = {
         Target("tfrecord", ".tfrecord", stream=lambda out, _: TFRecordWriter(out)),
         Target("arrays", ARRAYS_SUFFIX, stream=lambda out, _: ArraysWriter(out)),
         Target("hdf5", ".h5", file=lambda path, shape: Hdf5Writer(path, ragged=shape.ragged)),
-        Target("table", ".parquet", file=lambda path, _: TableWriter(path)),
+        Target("table", ".parquet", file=lambda path, shape: TableWriter(path, columns=shape.types or None)),
     )
 }
 

@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 from stoker.errors import SampleError, ShardError, UsageError
 from stoker.format.base import FieldPlace, Findings, ShardScan
 from stoker.format.guard import look
-from stoker.format.limits import ROW_BYTES_MAX
 from stoker.format.rows import KEY_FIELD, RowFormat, RowSamples, damaged, resolve
 from stoker.format.table_guard import ARROW_FILE, FAILURES, PARQUET, Kind, open_parquet
+from stoker.format.table_types import array_of, is_list, is_number, joined, size_of, storable, type_of
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".arrows", ".ipc")
 DECODED_BYTES_MAX = 512 << 20
@@ -203,9 +203,9 @@ def _value(scalar: pa.Scalar) -> object:
         return _value(scalar.value)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype()).type(scalar.as_py())
-    if _is_list(kind):
+    if is_list(kind):
         inner = scalar.values
-        if inner is None or inner.null_count or not _is_number(kind.value_type):
+        if inner is None or inner.null_count or not is_number(kind.value_type):
             return scalar.as_py()
         return np.array(inner.to_numpy(zero_copy_only=False), kind.value_type.to_pandas_dtype())
     if pa.types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:
@@ -216,23 +216,19 @@ def _value(scalar: pa.Scalar) -> object:
     return value
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 class TableWriter:
-    """Writes one shard of rows. The fields are those of the first sample; one that a later sample lacks is a null.
+    """Writes one shard of rows; a field that a sample lacks is a null.
 
     int → int64, float → float64, NumPy scalars as they are, str, bytes; 1-D arrays and lists of numbers → lists of any
-    length, arrays of more dimensions → tensors of the first one's shape. *path* ends in .parquet, or in .arrow for an
-    Arrow file. The output depends on the input only.
+    length, arrays of more dimensions → tensors of one shape; lists of text, nested lists, dicts, decimals and times →
+    what Arrow infers. *columns* are the fields and their types (`table_types`); None: those of the first sample, which
+    then has all the fields. *path* ends in .parquet, or in .arrow for an Arrow file. The output depends on the input
+    only.
     """
 
-    def __init__(self, path: Path, *, compression: str = "zstd") -> None:
+    def __init__(
+        self, path: Path, *, columns: Mapping[str, pa.DataType] | None = None, compression: str = "zstd"
+    ) -> None:
         if not path.name.endswith((".parquet", ".arrow")):
             raise UsageError(f"{path.name}: a table is written as .parquet or .arrow")
         self._path = path
@@ -242,25 +238,31 @@ class TableWriter:
         self._columns: dict[str, list[Any]] = {}
         self._rows = self._pending_bytes = 0
         self._alive = True
+        if columns is not None:
+            self._settle({KEY_FIELD: pa.string(), **columns})
+
+    def _settle(self, columns: Mapping[str, pa.DataType]) -> pa.Schema:
+        self._schema = pa.schema(list(columns.items()))
+        self._columns = {name: [] for name in columns}
+        return self._schema
 
     def add(self, key: str, values: Mapping[str, object]) -> tuple[FieldPlace, ...]:
         """Append a sample. UsageError names the field that the format cannot hold; nothing of the sample is written."""
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
-        given = {name: _storable(name, value) for name, value in {KEY_FIELD: key, **values}.items()}
-        if self._schema is None:
-            self._schema = pa.schema([(name, _type(name, value)) for name, value in given.items()])
-            self._columns = {name: [] for name in given}
-        for name, value in given.items():
+        given = {name: storable(name, value) for name, value in {KEY_FIELD: key, **values}.items()}
+        kinds = {name: type_of(name, value) for name, value in given.items()}
+        schema = self._schema or self._settle(kinds)
+        for name, found in kinds.items():
             if name not in self._columns:
                 raise UsageError(f"table: sample {key!r} has a field {name!r} that the first sample has not")
-            kind, found = self._schema.field(name).type, _type(name, value)
-            if kind != found:
+            kind = schema.field(name).type
+            if joined(kind, found) != kind:
                 raise UsageError(f"table: sample {key!r}: field {name!r} is {found}, before it was {kind}")
         for name, column in self._columns.items():
             column.append(given.get(name))
         self._rows += 1
-        self._pending_bytes += sum(_size(value) for value in given.values())
+        self._pending_bytes += sum(size_of(name, value) for name, value in given.items())
         if self._pending_bytes >= GROUP_BYTES:
             self._flush()
         return tuple(FieldPlace(name, 0, 0, row=self._rows - 1) for name in values)
@@ -289,7 +291,7 @@ class TableWriter:
         if self._writer is None:
             self._writer = self._begin(self._schema)
         if self._columns[KEY_FIELD]:
-            arrays = [_array(column, self._schema.field(name).type) for name, column in self._columns.items()]
+            arrays = [array_of(column, self._schema.field(name).type) for name, column in self._columns.items()]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._columns = {name: [] for name in self._columns}
         self._pending_bytes = 0
@@ -300,53 +302,6 @@ class TableWriter:
             options = pa.ipc.IpcWriteOptions(compression=None if self._compression == "none" else self._compression)
             return pa.ipc.new_file(str(self._path), schema, options=options)
         return pq.ParquetWriter(self._path, schema, compression=self._compression, write_page_checksum=True)
-
-
-def _storable(name: str, value: object) -> Any:
-    """The value as it will be stored. UsageError for what a table cannot hold."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"field {name!r}: a text that is no Unicode: {error}") from error
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or (array.ndim > 1 and not array.size):
-        said = f"{array.dtype} {array.shape or ''}".rstrip()
-        raise UsageError(f"field {name!r}: a table cannot hold a {type(value).__name__} of {said}")
-    if array.nbytes > ROW_BYTES_MAX:
-        raise UsageError(f"field {name!r}: {array.nbytes} bytes in one row, at most {ROW_BYTES_MAX} are written")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _type(name: str, value: Any) -> pa.DataType:
-    if isinstance(value, str):
-        return pa.string()
-    if isinstance(value, bytes):
-        return pa.binary()
-    element = pa.from_numpy_dtype(value.dtype)
-    if value.ndim == 0:
-        return element
-    return pa.list_(element) if value.ndim == 1 else pa.fixed_shape_tensor(element, value.shape)
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes) else int(value.nbytes)
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """A column of a row group."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        flat = [None if value is None else value.reshape(-1) for value in values]
-        return pa.ExtensionArray.from_storage(kind, pa.array(flat, kind.storage_type))
-    if not _is_list(kind):
-        values = [value[()] if isinstance(value, np.ndarray) else value for value in values]
-    return pa.array(values, kind)
 
 
 TABLE = RowFormat("table", owns, (PARQUET, ARROW_FILE), scan_table, open_table)
