@@ -305,3 +305,35 @@ def test_an_iterable_epoch_that_runs_twice_is_said(dataset: stoker.Dataset) -> N
         assert [batch["__index__"].tolist() for batch in loader] != first
         straight = made("none")
         assert [len(list(straight)) for _ in range(2)] == [3, 3]
+
+
+def test_a_mixture_through_a_dataloader(dataset: stoker.Dataset, tmp_path: Path) -> None:
+    """The batches of `stoker.Loader` over the same mixture; plain numbers, which know no weights, are refused."""
+    other = stoker.open(write_shards(tmp_path / "other", 30))
+    mixture = stoker.Mixture({"a": (dataset, 0.7), "b": (other, 0.3)}, epoch=48)
+    samples = MapDataset(mixture, FIELDS)
+    torchs = list(DataLoader(samples, batch_sampler=BatchSampler(mixture, 12, seed=7), collate_fn=collate))
+    with stoker.Loader(mixture, 12, seed=7, fields=FIELDS) as loader:
+        for one, there in zip(loader, torchs, strict=True):
+            assert torch.equal(one["__index__"], there["__index__"])
+            assert torch.equal(one["image"], there["image"])
+    with pytest.raises(UsageError, match="BatchSampler"):
+        samples[0]
+
+
+def test_an_image_is_found_behind_a_map(dataset: stoker.Dataset) -> None:
+    """`image`, and alternatives, mean a stored field also where `dataset.map` hands on whole samples."""
+    mapped = dataset.map(lambda sample: {**sample, "cls": str(int(sample["cls"]) + 100).encode()})
+    fields: dict[str, object] = {
+        "image": stoker.image.CenterCrop(16),
+        "png;jpg": stoker.image.CenterCrop(8),
+        "cls": int,
+    }
+    one = MapDataset(mapped, fields)[3]
+    with stoker.Loader(mapped, 4, fields=fields, shuffle="none") as loader:
+        batch = next(iter(loader))
+    assert batch["cls"].tolist() == [100, 101, 102, 103]
+    assert torch.equal(batch["image"][3], torch.as_tensor(one["image"]))
+    assert batch["png;jpg"].shape == (4, 8, 8, 3)
+    with stoker.Loader(dataset, 4, fields={"image": stoker.image.CenterCrop(16)}, shuffle="none") as plain:
+        assert torch.equal(batch["image"], next(iter(plain))["image"])

@@ -14,6 +14,7 @@ from stoker.errors import UsageError
 from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Batch
 from stoker.loader.job import Job
+from stoker.order.shuffle import derive_key
 
 
 class Collator:
@@ -22,6 +23,7 @@ class Collator:
     def __init__(self, job: Job) -> None:
         self._transform = job.batch_transform
         self._key = job.dataset.key
+        self._seed = job.seed
 
     def finish(self, batch: Batch) -> None:
         """Close the batch: afterwards its first `rows` rows and its loose values are what the trainer gets."""
@@ -50,7 +52,10 @@ class Collator:
         """Run the user's function on views of the slot; what it returns replaces fields."""
         assert self._transform is not None
         views: dict[str, Any] = {n: a[:rows] for n, a in batch.arrays.items() if n not in batch.loose}
-        result = self._transform({**views, **batch.loose, "__key__": Keys(self._key, batch.samples)})
+        # a number of the batch: its step counts from where a run was resumed, its first sample does not
+        draw = derive_key(self._seed, batch.epoch, "batch", int(batch.samples[0]))
+        keys = Keys(self._key, batch.samples)
+        result = self._transform({**views, **batch.loose, "__key__": keys, "__seed__": draw})
         if result is not None and not isinstance(result, Mapping):
             raise TypeError(f"batch_transform must return a dict of fields or None, found {type(result).__name__}")
         for name, value in (result or {}).items():
@@ -63,7 +68,12 @@ class Collator:
                     f"batch_transform gave field {name!r} with {_length(value)} rows, the batch has {rows}",
                     "fields that were there keep their rows; give what has others a new name",
                 )
-            if view is not None and given is not None and fits(name, given, view.shape, view.dtype):
+            if (
+                view is not None
+                and given is not None
+                and given.shape == view.shape  # another shape may be of another dtype: labels become shares
+                and fits(name, given, view.shape, view.dtype)
+            ):
                 view[...] = given
             else:
                 batch.loose[name] = value if given is None else given  # type: ignore[assignment]  # a whole column

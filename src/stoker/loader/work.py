@@ -16,6 +16,7 @@ from stoker.dataset import Located, RawSamples, SampleReader
 from stoker.dataset.read import MISSING
 from stoker.decode import resolve, takes_pixels
 from stoker.errors import MissingFieldError, SampleError
+from stoker.format.rows import resolve as stored_name
 from stoker.loader.arrays import Shape, as_array, fits
 from stoker.loader.batch import UNSET, Bad, Batch, Chunk
 from stoker.loader.job import Job, Sample
@@ -102,7 +103,7 @@ class Workshop:
             source = job.dataset.mapped({**source, "__key__": raw.keys[at], "__index__": sample, "__seed__": draw})
         values: Values = {}
         for name, decoder in job.fields:
-            value = source.get(name, MISSING)
+            value = value_of(source, name) if job.dataset.maps else source.get(name, MISSING)
             if value is MISSING:
                 raise MissingFieldError(
                     f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}"
@@ -206,6 +207,16 @@ class Workshop:
                 array[row] = given
             else:
                 batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
+
+
+def value_of(source: Values, name: str) -> Any:
+    """The value that *name* means in a sample under its own names: "image" is any picture, "a;b" the first there is.
+
+    A reader that is asked for a name finds it so in the index; where `dataset.map` stands between, whole samples are
+    read, under the names that they are stored by. MISSING where there is none.
+    """
+    found = stored_name(name, tuple(source))
+    return MISSING if found is None else source[found]
 
 
 def as_stored(job: Job, shapes: Mapping[str, Shape]) -> bool:

@@ -16,7 +16,7 @@ import cloudpickle
 import torch
 import torch.utils.data
 
-from stoker.dataset import Dataset
+from stoker.dataset import Dataset, Mixture
 from stoker.errors import UsageError
 from stoker.torch.collate import collate
 from stoker.torch.number import Number
@@ -40,9 +40,10 @@ class MapDataset(torch.utils.data.Dataset[Sample]):
 
         *transform* gets and gives a dict of a sample; `sample["__seed__"]` depends on seed, epoch and sample only. A
         number from stoker's samplers brings epoch and seed along; for a plain int they are *seed* and what `set_epoch`
-        said. *on_bad* "replace" puts another sample, always the same, where one cannot be used.
+        said. A Mixture takes none: its shares are known to stoker's samplers only. *on_bad* "replace" puts another
+        sample, always the same, where one cannot be used.
         """
-        if not hasattr(dataset, "index") or not hasattr(dataset, "reader"):
+        if not isinstance(dataset, Dataset):
             raise UsageError(f"MapDataset takes a dataset, found {dataset!r:.60}", "open it first: stoker.open(url)")
         if on_bad not in ("raise", "replace"):
             raise UsageError(f"on_bad must be 'raise' or 'replace', found {on_bad!r}")
@@ -70,6 +71,11 @@ class MapDataset(torch.utils.data.Dataset[Sample]):
     def _numbered(self, number: int) -> Number:
         if isinstance(number, Number):
             return number
+        if isinstance(self.dataset, Mixture):
+            raise UsageError(
+                f"number {number!r} of a mixture was drawn by no sampler of stoker's, which know its weights",
+                "DataLoader(…, batch_sampler=stoker.torch.BatchSampler(mixture, batch_size))",
+            )
         place = int(number) + (len(self) if number < 0 else 0)
         if not 0 <= place < len(self):
             raise IndexError(f"sample {number} of a dataset with {len(self)} samples")

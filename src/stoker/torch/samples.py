@@ -16,7 +16,7 @@ from stoker.decode import prepare, quiet_pillow, resolve
 from stoker.errors import MissingFieldError, SampleError
 from stoker.events import HERE
 from stoker.loader.plan import plan_fields
-from stoker.loader.work import REPLACE_TRIES
+from stoker.loader.work import REPLACE_TRIES, value_of
 from stoker.order import sample_seed
 from stoker.torch.number import Number
 
@@ -84,7 +84,7 @@ class Samples:
             source = self.dataset.mapped({**source, **named, "__seed__": draw})
         values: Sample = {}
         for name, decoder in self._fields:
-            value = source.get(name, MISSING)
+            value = value_of(source, name) if self.dataset.maps else source.get(name, MISSING)
             if value is MISSING:
                 raise MissingFieldError(
                     f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}"
