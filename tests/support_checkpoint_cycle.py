@@ -65,7 +65,7 @@ def save(local: Path, number: int) -> None:
     description = b"description %d" % number
     entry = FileEntry(METADATA, len(description), disk.crc32c(description), 0)
     manifest = Manifest(attempt.name, number, number, "run", "line", None, 1, 1.0, "0", (*entries, entry))
-    commit(job.folder, manifest, description)
+    commit(job.folder, manifest, description, None)
 
 
 def cycle(local: Path, number: int) -> None:

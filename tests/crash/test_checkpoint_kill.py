@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from support_checkpoint import complete, seen
@@ -47,6 +48,14 @@ def start(data: Path, place: Path, log: Path, *more: str) -> subprocess.Popen[st
     """The real training run."""
     command = [sys.executable, str(TESTS / "support_checkpoint_train.py"), str(data), str(place), str(log), *more]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """What a run has started; it may be over already."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
@@ -86,8 +95,11 @@ def test_a_killed_run_goes_on_to_the_bit(
         wanted = before + rng.randrange(2, 25)
         until(lambda: len(lines(tmp_path / "log")) >= wanted or process.poll() is not None, seconds=60)  # noqa: B023
         time.sleep(rng.uniform(0, 0.02))
+        helpers = children(process.pid)
         process.kill()
         process.communicate()
+        psutil.wait_procs(helpers, 5)
+        assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in helpers)
         for line in lines(tmp_path / "log"):
             assert line == expected[line["step"]]
     finish(start(data, tmp_path / "ck", tmp_path / "log", *more))

@@ -170,4 +170,3 @@ def test_a_disk_that_dies(mounted: Callable[[str], Path], tmp_path: Path) -> Non
         assert found.folder == tmp_path / "far" / name
         save = ck.save(2, state(2))
         assert not save.wait(60) and save.error is not None
-        ck._last = None

@@ -251,7 +251,7 @@ def test_refused_credentials_are_told(tmp_path: Path) -> None:
             saved(ck, 2, state(2))
             until(lambda: bool(ck.status().remotes) and ck.status().remotes[0][2] is not None)
             assert "refused" in str(ck.status().remotes[0][2])
-            ck._last = None  # not to wait for that remote when closing
+            ck.close(0.5)  # not to wait for that remote
         with stoker.Checkpointer(tmp_path / "ck", url, options=options) as ck:
             saved(ck, 3, state(3))
             assert ck.wait(60, remote=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import json
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from stoker.checkpoint.household import Household
 from stoker.checkpoint.keeper import KeeperJob, Report, connect_tier
 from stoker.checkpoint.lineage import Lineage
 from stoker.checkpoint.manifest import FileEntry, Manifest
-from stoker.checkpoint.names import LOADER, METADATA, NODE, objects_file, own_of_rank
+from stoker.checkpoint.names import LOADER, METADATA, objects_file, own_of_rank
 from stoker.checkpoint.peers import find_peers, find_place
 from stoker.checkpoint.planning import Planning, torch_part
 from stoker.checkpoint.resume import choose
@@ -92,7 +91,7 @@ class Checkpointer:
         self._place = find_place(self._peers, self.root)
         self._description: tuple[Any, Any, bytes] | None = None
         self._last: Save | None = None
-        self._saving = False
+        self._saving = self._closed = False
         self._owner = owner_token()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._committed: str | None = None
@@ -184,8 +183,7 @@ class Checkpointer:
         while disk.free_bytes(self.root) < nbytes + SMALL_BYTES_FREE:
             if not waits:
                 return f"{self.root}: the disk has no room for a checkpoint of {format_bytes(nbytes)}"
-            if self._household is not None:
-                self._household.poke()
+            self._poke()
             SYSTEM.sleep(ROOM_S)
         return None
 
@@ -228,23 +226,12 @@ class Checkpointer:
             created_s=SYSTEM.wall(), torch=tensors.torch_version(), files=(*entries_of(votes), entry),
             metrics=staged.metrics,
         )  # fmt: skip
-        self._commit(staged, manifest, data)
+        commit(staged.job.folder, manifest, data, None if self._place.shared else self._place.ranks)
         return manifest
-
-    def _commit(self, staged: Staged, manifest: Manifest, description: bytes) -> None:
-        if not self._place.shared:
-            ranks = json.dumps(list(self._place.ranks)).encode()
-            disk.write_named(staged.job.folder / NODE, ranks)
-        commit(staged.job.folder, manifest, description)
 
     def _copy(self, staged: Staged, manifest: Manifest) -> None:
         """At another node: commit this node's part; torch's description lies with rank 0 and at the remotes."""
-        ranks = json.dumps(list(self._place.ranks)).encode()
-        try:
-            disk.write_named(staged.job.folder / NODE, ranks)
-            commit(staged.job.folder, manifest, None)
-        except OSError as error:
-            raise CheckpointError(f"{staged.job.folder}: {error.strerror or error}") from error
+        commit(staged.job.folder, manifest, None, self._place.ranks)
 
     def _ended(self, staged: Staged, manifest: Manifest | None) -> None:
         """A save is decided."""
@@ -257,6 +244,10 @@ class Checkpointer:
             "checkpoint_committed", step=save.step, name=save.name, blocked_s=round(save.blocked_s, 6),
             durable_s=round(save.durable_s or 0.0, 6), bytes=manifest.nbytes,
         )  # fmt: skip
+        self._poke()
+
+    def _poke(self) -> None:
+        """Let the keeper look."""
         if self._household is not None:
             self._household.poke()
 
@@ -302,6 +293,7 @@ class Checkpointer:
             self._peers, self._place, self._local, self._remotes, step=step, check=check, topic=f"resume/{self._rounds}"
         )
         if chosen is None:
+            self._poke()
             return None
         folder, manifest = chosen
         with self._local.reading(manifest.attempt) if folder.parent == self.root else contextlib.nullcontext():
@@ -314,6 +306,7 @@ class Checkpointer:
                 self._planning.prepare(tensors.flat(tensors.plain_state(state), self._peers.rank == 0))
             own = self._own(folder, manifest)
         self._line.follow(manifest, rewound=step is not None)
+        self._poke()
         self._note("checkpoint_resumed", step=manifest.step, name=manifest.attempt, folder=str(folder))
         return Resumed(manifest.step, manifest.attempt, folder, manifest.metrics, position, own, manifest.world_size)
 
@@ -368,6 +361,9 @@ class Checkpointer:
 
     def close(self, seconds: float = CLOSE_S_MAX) -> None:
         """Wait until the last save is durable everywhere, at most *seconds*, then end the background processes."""
+        if self._closed:
+            return
+        self._closed = True
         until_s = SYSTEM.monotonic() + seconds
         if not self._saver.wait_free(seconds) or not self._everywhere(until_s - SYSTEM.monotonic()):
             _log.warning("stoker: closed before the last checkpoint was on every tier; the next run goes on with that")

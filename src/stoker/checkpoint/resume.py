@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stoker import machine
 from stoker.checkpoint import disk
 from stoker.checkpoint.manifest import FileEntry, Manifest, Marker
-from stoker.checkpoint.names import COMMITTED, DAMAGED, MANIFEST, NODE, VERIFIED, Attempt
+from stoker.checkpoint.names import COMMITTED, DAMAGED, MANIFEST, NODE, OWNER, VERIFIED, Attempt
 from stoker.checkpoint.peers import Peers, Place
 from stoker.checkpoint.tier import Seen, Tier
 from stoker.errors import CheckpointError, StokerError
@@ -122,6 +123,7 @@ def fetch(remote: Tier, local: Tier, manifest: Manifest, wanted: Sequence[FileEn
     disk.make_root(local.root)
     disk.check_room(local.root, sum(entry.size for entry in wanted))
     disk.make_folder(folder)
+    disk.write_named(folder / f"{OWNER}.fetch", machine.owner_token().encode())  # nobody sweeps it meanwhile
     for mark in (COMMITTED, VERIFIED, DAMAGED, NODE):
         if (folder / mark).exists():
             disk.remove(folder / mark)

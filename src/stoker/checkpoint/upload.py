@@ -19,7 +19,6 @@ from stoker.checkpoint.names import COMMITTED, MANIFEST, verified_of_rank
 from stoker.checkpoint.tier import Tier
 from stoker.errors import ChangedError, CheckpointError, NotFoundError, UnsupportedError
 
-
 READ_BYTES_MAX = 600 * 10**6
 """Files up to this size are read, larger ones mapped: an I/O error under a mapping is a signal that ends the process.
 """

@@ -2,7 +2,7 @@
 
 "write" takes staged memory and writes it to the local disk; "keep" uploads, verifies and expires. Neither imports torch
 or the user's `__main__`: what they move are bytes. Both run at low priority (SCHED_BATCH and nice, as the feeder does:
-without both a woken thread preempts the training step), and end when the trainer does.
+without both a woken thread preempts the training step), and end when the trainer does, at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import faulthandler
 import logging
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 from stoker.checkpoint.keeper import Keeper, KeeperJob
@@ -77,7 +79,7 @@ def keep(link: socket.socket, ear: Ear) -> None:
     (_, job), _ = receive(link)
     assert isinstance(job, KeeperJob)
     keeper = Keeper(job)
-    wait_s, asked = 0.0, 0
+    wait_s, asked = FOREVER_S, 0  # not before the first word: `resume` may still be fetching what a look would sweep
     while True:
         while ear.wait(wait_s):  # all that was asked meanwhile is one look
             (_, asked), _ = receive(link)
@@ -92,6 +94,17 @@ def keep(link: socket.socket, ear: Ear) -> None:
             wait_s = FOREVER_S if report.settled else job.retry_s
 
 
+def end_with(trainer: int) -> None:
+    """End this process as soon as the trainer is gone, whatever is under way: an upload may take hours."""
+    descriptor = os.pidfd_open(trainer)
+
+    def watch() -> None:
+        select.select([descriptor], [], [])
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True, name="stoker-trainer-watch").start()
+
+
 def main() -> None:
     """The process."""
     role, descriptor, trainer = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -100,6 +113,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher signals the whole group, while `wait()` still needs us
     logging.basicConfig(format="%(message)s")
     yield_to_trainer()
+    try:
+        end_with(trainer)
+    except ProcessLookupError:
+        return
     with socket.socket(fileno=descriptor) as link, contextlib.suppress(EOFError, BrokenPipeError, ProcessLookupError):
         ear = Ear(link, trainer)
         send(link, ("ready", os.getpid()))

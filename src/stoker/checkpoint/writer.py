@@ -7,14 +7,15 @@ again at once: partial checkpoints must not keep a full disk full.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoint import disk
 from stoker.checkpoint.layout import ImageFile
 from stoker.checkpoint.manifest import FileEntry, Manifest, Marker, entries_to_json
-from stoker.checkpoint.names import COMMITTED, MANIFEST, METADATA, OWNER, manifest_of_rank
+from stoker.checkpoint.names import COMMITTED, MANIFEST, METADATA, NODE, OWNER, manifest_of_rank
 from stoker.errors import CheckpointError
 
 SMALL_BYTES_FREE = 1 << 20
@@ -72,9 +73,14 @@ def _write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
     return tuple(entries)
 
 
-def commit(folder: Path, manifest: Manifest, description: bytes | None) -> None:
-    """Write torch's description (None: it lies elsewhere), the manifest, and last the marker: then it is one."""
+def commit(folder: Path, manifest: Manifest, description: bytes | None, ranks: Sequence[int] | None) -> None:
+    """Write torch's description (None: it lies elsewhere), the manifest, and last the marker: then it is one.
+
+    *ranks*: those whose files lie on this disk, where it does not hold all.
+    """
     try:
+        if ranks is not None:
+            disk.write_named(folder / NODE, json.dumps(list(ranks)).encode())
         if description is not None:
             disk.write_small(folder / METADATA, description)
         data = manifest.to_json()
