@@ -97,7 +97,10 @@ def test_a_flipped_byte_is_found_by_what_the_format_knows(tmp_path: Path) -> Non
     bytes_ = bytearray(shard.read_bytes())
     bytes_[-1] ^= 1
     shard.write_bytes(bytes_)
-    assert codes(verify(tmp_path / "mds")) == {"wrong-hash": 1}
+    found = verify(tmp_path / "mds")
+    assert codes(found) == {"wrong-hash": 1}
+    assert salvage(tmp_path / "mds", tmp_path / "again", found).doubtful == ("shard.00000.mds",)
+    assert saved.doubtful == ()
 
 
 def test_a_table_with_captions_and_nulls_is_repaired(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import stoker
+from stoker.check import verify
 from stoker.convert import convert
 from stoker.convert.same import same
 from stoker.errors import ShardError, UsageError
@@ -204,6 +205,38 @@ def test_tables_keep_what_tables_hold(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.parquet"))) > 1
     for at in range(300):
         assert same(before[at], after[at]), at
+
+
+def test_mds_keeps_its_encodings(tmp_path: Path) -> None:
+    """Pictures, pickles, numbers of any length and JSON that is a bare flag are written in the columns they had."""
+    encodings = {"photo": "jpeg", "p": "pkl", "big": "str_int", "flag": "json", "f": "str_float", "nd": "ndarray:int16"}
+    given = [
+        {
+            "photo": jpeg(at),
+            "p": b"x",
+            "big": 10 ** (30 * at),
+            "flag": True,
+            "f": 0.5,
+            "nd": np.arange(at + 1, dtype="i2"),
+        }
+        for at in range(4)
+    ]
+    convert(write_mds(tmp_path / "in", given, columns=encodings), tmp_path / "out", format="mds", rename=["nd=n"])
+    record = json.loads((tmp_path / "out" / "index.json").read_text())["shards"][0]
+    found = dict(zip(record["column_names"], record["column_encodings"], strict=True))
+    wanted = {"n" if name == "nd" else name: encoding for name, encoding in encodings.items()}
+    assert found == {"__key__": "str", **wanted}
+    again = stoker.open(tmp_path / "out")
+    assert [again[at]["big"] for at in range(4)] == [one["big"] for one in given]
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.tar", "x.tar.gz", "all.mds"])
+def test_a_folder_called_like_a_shard_is_a_folder(tmp_path: Path, name: str) -> None:
+    """A conversion makes a folder, whatever its name; other programs call folders x.parquet as well."""
+    convert(write_table_dataset(tmp_path / "in", samples(5)), tmp_path / name, format="table")
+    for url in (tmp_path / name, f"file://{tmp_path}/{name}", f"{tmp_path}/{name}/"):
+        assert len(stoker.open(url)) == 5
+    assert verify(tmp_path / name, deep=True).findings == ()
 
 
 def test_a_column_has_one_type(tmp_path: Path) -> None:

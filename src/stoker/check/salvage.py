@@ -22,6 +22,10 @@ from stoker.store import Store, StoreOptions, connect
 from stoker.store.atomic import scratch
 
 LOST_TOLD_MAX = 1_000
+WHOLE_SUMS = frozenset({"wrong-hash", "not-as-indexed"})
+"""Codes of findings that a shard as a whole is not what it was."""
+SUMMED_BY_SAMPLE = frozenset({"tfrecord"})
+"""Formats that tell of every sample by itself whether it is what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class Salvaged:
     """Saved ones; 0: then nothing was written."""
     lost: tuple[str, ...]
     """"shard:key" of samples that are known to be lost, at most 1,000."""
+    doubtful: tuple[str, ...] = ()
+    """Shards of which samples were saved although their hash or digest is wrong and nothing says what changed: a value
+    among these samples may be another than it was."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for `--json`."""
@@ -83,7 +90,8 @@ def salvage(
                 Source(dataset, numbers=numbers), target, format=verified.format, progress=progress,
                 advice="the writer of this format is not as able as its reader: bring the damaged shards again",
             )  # fmt: skip
-    return Salvaged(target.url, shards, len(numbers), lost)
+    doubtful = _doubtful(verified, [one.shard for one in shards if one.after])
+    return Salvaged(target.url, shards, len(numbers), lost, doubtful)
 
 
 def _chosen(
@@ -109,6 +117,19 @@ def _chosen(
         lost += [f"{shard}:{key}" for key in (bad if expected is None else expected) if key not in saved]
         numbers += whole
     return numbers, tuple(shards), tuple(lost[:LOST_TOLD_MAX])
+
+
+def _doubtful(verified: Verified, saved: Sequence[str]) -> tuple[str, ...]:
+    """Which of the *saved* shards are wrong as a whole, and by nothing else that was found."""
+    codes: dict[str, set[str]] = {}
+    for finding in verified.findings:
+        if finding.severity == "error":
+            for shard in saved:
+                if finding.where == shard or finding.where.startswith((f"{shard}:", f"{shard}@")):
+                    codes.setdefault(shard, set()).add(finding.code)
+    if verified.format in SUMMED_BY_SAMPLE:
+        return ()
+    return tuple(shard for shard in saved if codes.get(shard) and codes[shard] <= WHOLE_SUMS)
 
 
 def _keys_before(store: Store) -> dict[str, list[str]]:

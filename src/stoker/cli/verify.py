@@ -53,6 +53,8 @@ def _show(found: Verified, saved: Salvaged | None) -> None:
         for shard in saved.shards:
             before = "an unknown number of" if shard.before is None else f"{shard.before:,}"
             print(f"repaired  {printable(shard.shard)}: {before} samples before, {shard.after:,} after")
+        for name in saved.doubtful:
+            print(f"doubtful  {printable(name)}: saved, but its sum is wrong, and which sample changed is not known")
         for place in saved.lost:
             print(f"lost  {printable(place)}")
         print(f"saved {saved.samples:,} samples" + (f" in {saved.url}" if saved.samples else ""))

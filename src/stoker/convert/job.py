@@ -123,7 +123,9 @@ def write(
             journal.close()
             return _report(store, finished, 0)
     with _folder(store, make=False) as folder:
-        survey = Survey(target, shard_bytes=shard_bytes, scratch=folder, advice=advice)
+        survey = Survey(
+            target, shard_bytes=shard_bytes, scratch=folder, encodings=source.encodings(), advice=advice
+        )  # fmt: skip
         for number, sample in enumerate(source.read(source.reader(), 0, len(source)), 1):
             survey.add(sample.key, sample.values)
             progress(number, 2 * len(source), 0)

@@ -77,6 +77,17 @@ class Source:
         """The metadata columns, which the index keeps, and their types."""
         return {name: _KINDS[kind] for name, kind in self.dataset.index.manifest.columns.items()}
 
+    def encodings(self) -> Mapping[str, str]:
+        """Of MDS: the encodings of the columns whose values come as they are stored, by the names they will have."""
+        found = {}
+        if self.dataset.index.format == "mds":
+            for name in self.stored:
+                codecs = self.dataset.index.field_lengths(name)[1]
+                encoding = codecs[0].removeprefix("mds:") or "bytes"
+                if len(codecs) == 1 and name not in self.decode and encoding != "pil":  # a pil is read as its pixels
+                    found[self.rename.get(name, name)] = encoding
+        return found
+
     def identity(self) -> str:
         """Changes when any object of the dataset does."""
         digest = blake3(self.dataset.plan_identity().encode())

@@ -10,8 +10,9 @@ keys are unique in a shard only: the row numbers of several source shards would 
 
 from __future__ import annotations
 
+import io
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from stoker.convert.same import said, same, size_of
 from stoker.convert.target import Shape, ShardFile, Target, Values, library, tried
 from stoker.decode import default_for
 from stoker.errors import MissingExtraError, SampleError, StokerError, StoreError, UsageError
-from stoker.format.mds import MDSWriter
+from stoker.format.mds import Columns, MDSWriter
+from stoker.format.mds_values import encoding_for
 from stoker.format.table_types import joined, storable, type_of
 from stoker.format.values import decode_value
 from stoker.store.atomic import temporary_name
@@ -38,8 +40,11 @@ ELSEWHERE = "convert to a format that can, or leave the field out with --field"
 class Survey:
     """What is known of the samples so far."""
 
-    def __init__(self, target: Target, *, shard_bytes: int, scratch: Path, advice: str = ELSEWHERE) -> None:
+    def __init__(
+        self, target: Target, *, shard_bytes: int, scratch: Path, encodings: Mapping[str, str], advice: str = ELSEWHERE
+    ) -> None:
         self._target = target
+        self._encodings = encodings
         self._advice = advice
         self._shard_bytes = shard_bytes
         self._scratch = scratch
@@ -96,9 +101,9 @@ class Survey:
         self._open_places += len(values)
 
     def _try_stream(self, key: str, values: Values) -> None:
-        writer, places, data = tried(self._target, self._shape, key, values)
-        if isinstance(writer, MDSWriter) and self._shape.columns is None:
-            self._shape = Shape(columns=writer.columns)
+        if self._target.name == "mds" and self._shape.columns is None:
+            self._shape = Shape(columns=self._mds_columns(key, values))
+        _, places, data = tried(self._target, self._shape, key, values)
         back: dict[str, object] = {}
         for place in places:
             piece = data[place.offset : place.offset + place.length]
@@ -113,6 +118,15 @@ class Survey:
             if self._layout not in (None, layout):
                 raise UsageError("its fields, types or shapes are not those of the samples before it")
             self._layout = layout
+
+    def _mds_columns(self, key: str, values: Values) -> Columns | None:
+        """The encodings that MDS had before, and those that keep the values of this first sample."""
+        told = {name: self._encodings.get(name) or encoding_for(value) for name, value in values.items()}
+        known = {name: encoding for name, encoding in told.items() if encoding is not None}
+        writer = MDSWriter(io.BytesIO(), columns=known if len(known) == len(told) else None)
+        if writer.columns is None:
+            writer.add(key, values)  # says which value has no encoding
+        return writer.columns
 
     def _sort(self, key: str, values: Values) -> None:
         table = self._target.name == "table"

@@ -15,12 +15,18 @@ from stoker.events import HERE, Recorder
 from stoker.flow import Progress, no_progress
 from stoker.format import OWNS
 from stoker.index import open_index
-from stoker.store import StoreOptions, connect, expand
+from stoker.store import StoreOptions, connect, expand, parse
 
 
 def is_relative(url: str) -> bool:
     """Whether it is a path from the working folder on."""
     return "://" not in url and not url.startswith(("/", "~"))
+
+
+def _is_folder(url: str) -> bool:
+    """Whether it is a folder of this machine: other programs call one x.parquet, too."""
+    place = parse(url)
+    return place.scheme == "file" and Path(place.path).is_dir()
 
 
 def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
@@ -29,7 +35,7 @@ def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     if not given:
         raise UsageError("no URL was given to open", "pass a folder, a bucket URL, a brace pattern or a list of shards")
     expanded = [one for pattern in given for one in expand(pattern)]
-    if len(expanded) == 1 and not any(owns(expanded[0]) for owns in OWNS.values()):
+    if len(expanded) == 1 and (not any(owns(expanded[0]) for owns in OWNS.values()) or _is_folder(expanded[0])):
         return expanded[0], None
     if len({is_relative(one) for one in expanded}) > 1:
         raise UsageError(f"the {len(expanded)} URLs have no folder in common, as {expanded[0]} and {expanded[-1]}")
