@@ -33,8 +33,9 @@ import stoker
 from stoker.units import parse_bytes
 
 ROUNDS = int(os.environ.get("STOKER_BENCH_ROUNDS", "7"))
-STEP_S_MIN = 10.0
-"""Seconds of training with and without saves, each."""
+PHASE_S = 2.0
+"""Seconds of training without saves, then with each kind of saves, in turn."""
+PHASES = 6
 Spent = tuple[float, float]
 """Seconds until the call returned, and until the bytes were durable."""
 
@@ -137,9 +138,13 @@ def step() -> int:
     return len(table)
 
 
-def step_s(begin: Callable[[], Callable[[], bool]] | None) -> float:
-    """Median seconds of a step; with *begin*, of those that ran while a save did."""
-    times, until, running = [], time.perf_counter() + STEP_S_MIN, None
+Begin = Callable[[], Callable[[], bool]]
+"""Starts a save; the function that it gives tells whether the save still runs."""
+
+
+def steps_s(begin: Begin | None) -> list[float]:
+    """Seconds of each step of a phase; with *begin*, of those that ran while a save did."""
+    times, until, running = [], time.perf_counter() + PHASE_S, None
     while time.perf_counter() < until:
         if begin is not None and (running is None or not running()):
             running = begin()
@@ -148,7 +153,7 @@ def step_s(begin: Callable[[], Callable[[], bool]] | None) -> float:
             times.append(spent)
     while running is not None and running():
         time.sleep(0.01)
-    return statistics.median(times)
+    return times
 
 
 def begin_ours(checkpointer: stoker.Checkpointer, state: dict[str, torch.Tensor]) -> Callable[[], bool]:
@@ -194,9 +199,16 @@ def main() -> None:
                     spent[name].append(work())
             blocked = {name: statistics.median(one for one, _ in times[1:]) for name, times in spent.items()}
             durable = {name: statistics.median(one for _, one in times[1:]) for name, times in spent.items()}
-            alone = step_s(None)
-            with_ours = step_s(lambda: begin_ours(checkpointer, state))
-            with_stock = step_s(lambda: begin_stock(stock))
+            kinds: dict[str, Begin | None] = {
+                "alone": None,
+                "stoker": lambda: begin_ours(checkpointer, state),
+                "async_save": lambda: begin_stock(stock),
+            }
+            steps: dict[str, list[float]] = {name: [] for name in kinds}
+            for _ in range(PHASES):
+                for name, begin in kinds.items():
+                    steps[name] += steps_s(begin)
+            step_s = {name: statistics.median(times) for name, times in steps.items()}
         dist.destroy_process_group()
     report = {
         "bench": "checkpoint",
@@ -208,8 +220,8 @@ def main() -> None:
         "blocked / torch.save": round(blocked["stoker"] / blocked["torch.save"], 3),
         "blocked / async_save": round(blocked["stoker"] / blocked["async_save"], 3),
         "durable / direct": round(durable["stoker"] / durable["direct"], 2),
-        "step_ms": round(alone * 1e3, 2),
-        "step slower by": {"stoker": round(with_ours / alone, 2), "async_save": round(with_stock / alone, 2)},
+        "step_ms": {name: round(value * 1e3, 2) for name, value in step_s.items()},
+        "step slower by": {name: round(value / step_s["alone"], 2) for name, value in step_s.items()},
         "targets": {"blocked": [1.3, 0.2, 1.0], "durable": 1.5, "step": 1.3},
     }
     print(json.dumps(report))

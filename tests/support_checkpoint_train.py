@@ -53,7 +53,7 @@ def main() -> None:
         network = torch.nn.parallel.DistributedDataParallel(network)
     loader = stoker.Loader(stoker.open(arguments.data), 4, fields={"cls": int}, seed=11)
     state = {"model": network, "optimizer": optimizer}
-    with stoker.Checkpointer(arguments.local, arguments.remote, keep=2, timeout_s=20) as ck:
+    with stoker.Checkpointer(arguments.local, arguments.remote, keep=2, timeout_s=20, on_full="wait") as ck:
         found = ck.resume(state, loader=loader)
         step = 0 if found is None else found.step
         print(f"ready at step {step}", flush=True)
