@@ -26,6 +26,20 @@ class _Range:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, True), "version": 3}
 
 
+class Cells:
+    """Memory from *origin* to *end*, looked at as an array of cells of *cell* bytes."""
+
+    def __init__(self, origin: int, end: int, cell: int) -> None:
+        self.cell = cell
+        self._view = np.asarray(_Range(origin, end - origin)).reshape(-1, cell)
+
+    def copy(self, first: Int64Array, out: np.ndarray[Any, Any]) -> None:
+        """Copy to each row of *out* (C-contiguous [n, …]) the cells from number *first* int64 [n] on."""
+        each = out.nbytes // len(first) // self.cell
+        numbers = first if each == 1 else (first[:, None] + np.arange(each)).reshape(-1)
+        self._view.take(numbers, 0, out=out.reshape(-1).view(np.uint8).reshape(-1, self.cell), mode="clip")
+
+
 def copy_rows(sources: Int64Array, out: np.ndarray[Any, Any]) -> None:
     """Copy the row at each address of *sources* int64 [n] to the rows of *out* (C-contiguous [n, …]).
 
@@ -41,12 +55,7 @@ def copy_rows(sources: Int64Array, out: np.ndarray[Any, Any]) -> None:
     if cell < CELL_BYTES_MIN:
         copy_pieces(sources, np.full(rows, nbytes, np.int64), out.ctypes.data + nbytes * np.arange(rows))
         return
-    each = nbytes // cell
-    cells = np.asarray(_Range(origin, int(apart.max()) + nbytes)).reshape(-1, cell)
-    numbers = apart // cell
-    if each > 1:
-        numbers = (numbers[:, None] + np.arange(each)).reshape(-1)
-    cells.take(numbers, 0, out=out.reshape(-1).view(np.uint8).reshape(-1, cell), mode="clip")
+    Cells(origin, origin + int(apart.max()) + nbytes, cell).copy(apart // cell, out)
 
 
 def copy_pieces(sources: Int64Array, nbytes: Int64Array, targets: Int64Array) -> None:

@@ -7,6 +7,7 @@ ordinary reader. Pages that are not in memory are asked for all at once as soon 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ import numpy as np
 
 from stoker.cache import Mapped, Objects
 from stoker.clock import SYSTEM
-from stoker.dataset.copying import Int64Array, copy_rows
+from stoker.dataset.copying import CELL_BYTES_MIN, Cells, Int64Array, copy_rows
 from stoker.dataset.shard_maps import Maps, ShardMaps
 from stoker.events import SILENT, Recorder
 from stoker.format.arrays import fixed_shape
@@ -68,15 +69,18 @@ class RowGatherer:
         self._row_bytes = row_bytes
         self._starts = index.shard_starts
         self._shards = ShardMaps(index, objects, self._first_row, recorder)
+        self._known = _Layout(Maps(0), (), 1, self._starts)
 
     def locate(self, samples: Int64Array) -> _Rows | None:
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         maps = self._shards.hold(shards)
         if maps is None:
             return None
-        addresses = maps.first[shards] + (samples - self._starts[shards]) * self._row_bytes
-        self._shards.will_need(maps, shards, addresses, np.full(len(shards), self._row_bytes))
-        return _Rows(self, maps, addresses)
+        rows = samples - self._starts[shards]
+        if self._shards.cold:
+            addresses = maps.first[shards] + rows * self._row_bytes
+            self._shards.will_need(maps, shards, addresses, np.full(len(shards), self._row_bytes))
+        return _Rows(self, maps, shards, rows)
 
     def _first_row(self, shard: int, mapped: Mapped) -> tuple[int, None] | None:
         """Where a shard's first row begins; None when its rows are not those of the first shard."""
@@ -88,24 +92,57 @@ class RowGatherer:
                 return None
         return mapped.address + starts[0], None
 
-    def fill(self, addresses: Int64Array, outs: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Copy the rows at *addresses*."""
+    def fill(self, maps: Maps, shards: Int64Array, rows: Int64Array, outs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Copy *rows* of *shards*, which *maps* holds."""
         began_s = SYSTEM.monotonic()
-        for field in self._fields:
-            copy_rows(addresses + field.offset if field.offset else addresses, outs[field.name])
-        self._shards.copied(len(addresses) * self._row_bytes, began_s)
+        known = self._known
+        if known.maps is not maps or known.held < len(maps.held):
+            known = self._known = _Layout(maps, self._fields, self._row_bytes, self._starts)
+        for field, cells, first in zip(self._fields, known.cells, known.first, strict=True):
+            if cells is None:
+                copy_rows(maps.first[shards] + rows * self._row_bytes + field.offset, outs[field.name])
+            else:
+                cells.copy(first[shards] + rows * (self._row_bytes // cells.cell), outs[field.name])
+        self._shards.copied(len(rows) * self._row_bytes, began_s)
+
+
+class _Layout:
+    """The mapped shards as cells, field by field: computed when a shard is mapped, not for each batch."""
+
+    def __init__(self, maps: Maps, fields: tuple[_Field, ...], row_bytes: int, starts: Int64Array) -> None:
+        self.maps = maps
+        self.held = len(maps.held)
+        firsts = maps.first.copy()
+        mapped = np.flatnonzero(firsts)
+        self.cells: list[Cells | None] = []
+        self.first: list[Int64Array] = []
+        """By field, and by shard: the number of the cell where its first row's value begins."""
+        for field in fields:
+            begins = firsts[mapped] + field.offset
+            origin, nbytes = int(begins.min(initial=1 << 62)), math.prod(field.shape) * field.dtype.itemsize
+            cell = int(np.gcd(np.gcd.reduce(begins - origin), math.gcd(nbytes, row_bytes))) if len(mapped) else 0
+            if cell < CELL_BYTES_MIN:
+                self.cells.append(None)
+                self.first.append(firsts)
+                continue
+            end = int((begins + (np.diff(starts)[mapped] - 1) * row_bytes + nbytes).max())
+            first = np.zeros_like(firsts)
+            first[mapped] = (begins - origin) // cell
+            self.cells.append(Cells(origin, origin + -(-(end - origin) // cell) * cell, cell))
+            self.first.append(first)
 
 
 class _Rows:
-    """Rows at known addresses."""
+    """Rows of mapped shards."""
 
-    def __init__(self, owner: RowGatherer, maps: Maps, addresses: Int64Array) -> None:
+    def __init__(self, owner: RowGatherer, maps: Maps, shards: Int64Array, rows: Int64Array) -> None:
         self._owner = owner
         self._maps = maps  # keeps them mapped
-        self._addresses = addresses
+        self._shards = shards
+        self._rows = rows
 
     def fill(self, outs: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        self._owner.fill(self._addresses, outs)
+        self._owner.fill(self._maps, self._shards, self._rows, outs)
 
 
 def row_gatherer(
