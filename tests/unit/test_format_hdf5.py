@@ -173,6 +173,17 @@ def test_keys(tmp_path: Path) -> None:
     assert [one.key for one in scan_hdf5(tmp_path / "y.h5", "y").samples[1:]] == ["00000001", "00000002"]
 
 
+def test_a_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    """Of a dataset whose name is not UTF-8 the bytes are told; the others are read."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset(b"\xff\xfe", data=np.arange(3))
+        file.create_dataset("x", data=np.arange(3))
+    scan = scan_hdf5(tmp_path / "x.h5", "x.h5")
+    assert len(scan.samples) == 3 and [place.name for place in scan.samples[0].fields] == ["x"]
+    assert [(one.code, one.severity) for one in scan.findings] == [("name-not-text", "warning")]
+    assert "b'\\xff\\xfe'" in scan.findings[0].message
+
+
 def test_remote_files_need_a_cache(tmp_path: Path) -> None:
     """A remote file is indexed through a nameless copy, read through a cache, and without one an error says so."""
     store = Memory("far")

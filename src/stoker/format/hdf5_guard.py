@@ -135,6 +135,9 @@ def _group(h5py: Any, group: Any, path: str, walk: _Walk, depth: int) -> None:
         walk.note("damaged-group", "error", path or "/", f"its links cannot be listed: {error}")
         return
     for name in names:
+        if isinstance(name, bytes):
+            walk.note("name-not-text", "warning", path or "/", f"holds {name!r}, whose name is no UTF-8: passed over")
+            continue
         _link(h5py, group, name, f"{path}/{name}" if path else name, walk, depth)
 
 
