@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import signal
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,41 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit(f"a reader obeyed a hostile file in an earlier run: {', '.join(left)}; remove it", returncode=1)
 
 
+PASSED: set[str] = set()
+"""Tests that this run has seen pass, without their parameters; with workers, in the process that collects reports."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what passed."""
+    if report.when == "call" and report.passed:
+        PASSED.add(report.nodeid.split("[")[0])
+
+
+def pains_not_shown(config: pytest.Config) -> list[str]:
+    """Tests that tests/pains.toml names and that did not pass, where all tests were to run; else none."""
+    options = config.option
+    asked = {Path(str(config.invocation_params.dir), argument).resolve() for argument in config.args}
+    table = ROOT / "tests" / "pains.toml"
+    partly = options.keyword or options.markexpr or options.deselect or options.collectonly or options.ignore
+    if partly or not asked <= {ROOT, ROOT / "tests"} or not table.exists():
+        return []
+    pains = tomllib.loads(table.read_text())
+    return sorted({test for pain in pains.values() for test in pain.get("tests", [])} - PASSED)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Nothing that hostile files ask for has happened, whatever the tests looked at."""
-    if not hasattr(session.config, "workerinput") and (made := _canaries()):
+    """Nothing that hostile files ask for has happened, whatever the tests looked at; every pain was shown not to be."""
+    if hasattr(session.config, "workerinput"):
+        return
+    faults = [f"a reader obeyed a hostile file: {made}"] if (made := ", ".join(_canaries())) else []
+    if session.exitstatus == pytest.ExitCode.OK and (missing := pains_not_shown(session.config)):
+        faults.append(f"tests/pains.toml names tests that did not run and pass: {', '.join(missing)}")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for fault in faults:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter.write_line(f"FAILED: a reader obeyed a hostile file: {', '.join(made)}", red=True)
+            reporter.write_line(f"FAILED: {fault}", red=True)
 
 
 def shared_data_folder() -> Path | None:

@@ -30,8 +30,9 @@ SIDE = 256
 """A sample is 64 KiB, so that a batch which is lost in each epoch, or with each loader, is seen beside the noise."""
 BATCH = 8
 SAMPLES = 40
-GROWTH_MAX_BYTES = 4 << 20
-"""What the median of the late looks may lie above that of the early ones: 8 batches, of hundreds that were made."""
+GROWTH_MAX_BYTES = {"rss_bytes": 4 << 20, "pss_bytes": 16 << 20}
+"""What the median of the late looks may lie above that of the early ones: 8 batches, of hundreds that were made. A share
+in libraries' pages becomes larger when others that use them end: PSS alone may grow by that."""
 FIELDS: dict[str, object] = {"npy": Npy((SIDE, SIDE), "uint8"), "cls": int}
 
 
@@ -65,9 +66,9 @@ def assert_flat(looks: list[Look], what: str) -> None:
     """The last third holds no more than the second: memory within the margin, all else exactly."""
     third = len(looks) // 3
     early, late = looks[third : 2 * third], looks[-third:]
-    for name in ("rss_bytes", "pss_bytes"):
+    for name, margin in GROWTH_MAX_BYTES.items():
         before, after = (median(getattr(one, name) for one in some) for some in (early, late))
-        assert after - before < GROWTH_MAX_BYTES, f"{what}: {name} grew from {before:,} to {after:,}"
+        assert after - before < margin, f"{what}: {name} grew from {before:,} to {after:,}"
     for name in ("fds", "threads", "shared_maps", "children"):
         before, after = (max(getattr(one, name) for one in some) for some in (early, late))
         assert after <= before, f"{what}: {name} grew from {before} to {after}"
@@ -81,7 +82,8 @@ def test_a_leak_is_seen() -> None:
     batch = BATCH * SIDE * SIDE
     assert_flat([replace(base, rss_bytes=base.rss_bytes + (i % 3) * batch, fds=20 + i % 2) for i in range(25)], "noise")
     for leak in (
-        [replace(base, pss_bytes=base.pss_bytes + i * 2 * batch) for i in range(25)],
+        [replace(base, rss_bytes=base.rss_bytes + i * batch * 2) for i in range(25)],
+        [replace(base, pss_bytes=base.pss_bytes + i * batch * 4) for i in range(25)],
         [replace(base, fds=base.fds + i // 10) for i in range(25)],
         [replace(base, shm=("stoker-left",) if i > 12 else ()) for i in range(25)],
     ):
