@@ -124,6 +124,8 @@ def ours(checkpointer: stoker.Checkpointer, state: dict[str, torch.Tensor]) -> S
     save = checkpointer.save(0, {"state": state})
     assert save.wait(), save.error
     assert save.durable_s is not None
+    house = checkpointer._household
+    assert house is not None and house.wait_idle(60)  # reading back must not slow the next contender
     return save.blocked_s, save.durable_s
 
 

@@ -24,15 +24,16 @@ from stoker.checkpoint.wire import Ear, receive, send
 from stoker.checkpoint.writer import WriteJob, write_rank
 from stoker.errors import CheckpointError, StokerError
 
-NICE = 10
+NICE = {"write": 5, "keep": 10}
+"""Writing decides how soon a state is durable; reading back and uploading can wait."""
 FOREVER_S = 86_400.0
 
 
-def yield_to_trainer() -> None:
+def yield_to_trainer(nice: int) -> None:
     """Never preempt the training step."""
     with contextlib.suppress(PermissionError):  # a container may forbid it; then saving disturbs a little more
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.nice(NICE)
+    os.nice(nice)
 
 
 class _Writer:
@@ -112,7 +113,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; its end is ours
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher signals the whole group, while `wait()` still needs us
     logging.basicConfig(format="%(message)s")
-    yield_to_trainer()
+    yield_to_trainer(NICE[role])
     try:
         end_with(trainer)
     except ProcessLookupError:
