@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +25,8 @@ from stoker.check import verify
 from stoker.convert import convert
 from stoker.convert.same import same
 from stoker.errors import ShardError, UsageError
+from stoker.format.hdf5 import Hdf5Writer
+from stoker.format.table import TableWriter
 from stoker.pack import pack
 from support_dataset import jpeg, own_index_folder, write_shards
 from support_rows import npy, write_hdf5, write_table
@@ -261,6 +263,25 @@ def test_fields_can_be_left_out_renamed_and_decoded(tmp_path: Path) -> None:
         convert(tmp_path / "tar", tmp_path / "x", format="mds", fields=("nope",))
     with pytest.raises(UsageError, match="two fields"):
         convert(tmp_path / "tar", tmp_path / "x", format="mds", rename=("npy=txt",))
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_a_field_does_not_take_the_place_of_the_key(tmp_path: Path, target: str) -> None:
+    """No renaming makes a field the key or the number, and a size that holds nothing is refused as well."""
+    source = write_table_dataset(tmp_path / "in", samples(3))
+    for name in ("__key__", "__index__"):
+        with pytest.raises(UsageError, match=f"cannot be called {name}"):
+            convert(source, tmp_path / "out", format=target, rename=[f"cls={name}"])
+    with pytest.raises(UsageError, match="hold nothing"):
+        convert(source, tmp_path / "out", format=target, shard_size=0)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("writer", [Hdf5Writer, TableWriter])
+def test_a_writer_of_rows_keeps_the_key_to_itself(tmp_path: Path, writer: Callable[[Path], Any]) -> None:
+    """A field of that name is refused, as the writers of streams do."""
+    with pytest.raises(UsageError, match="cannot be called __key__"):
+        writer(tmp_path / ("x.h5" if writer is Hdf5Writer else "x.parquet")).add("k", {"__key__": "other"})
 
 
 def test_files_are_only_read(tmp_path: Path) -> None:

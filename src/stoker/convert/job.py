@@ -108,6 +108,8 @@ def write(
     *advice* is the hint of the error that the format cannot hold a value.
     """
     target = target_of(format)
+    if shard_bytes < 1:
+        raise UsageError(f"shards of {shard_bytes} bytes hold nothing", "choose larger shards (--shard-size)")
     if format == "mds" and shard_bytes > MDS_BYTES_MAX:
         raise UsageError(
             f"MDS shards of {shard_bytes} bytes: at most {MDS_BYTES_MAX} are written", "choose smaller ones"

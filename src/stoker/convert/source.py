@@ -15,6 +15,7 @@ from stoker.format import ColumnValue
 
 READ_SAMPLES = 16
 """Samples read in one call: the ranges of neighbours are merged."""
+RESERVED = ("__key__", "__index__")
 _KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -52,6 +53,11 @@ class Source:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UsageError(f"two fields would be called {', '.join(map(repr, twice))}", "rename them apart")
+        taken = sorted({new for old, new in self.rename.items() if new != old} & set(RESERVED))
+        if taken:
+            raise UsageError(
+                f"a field cannot be called {', '.join(taken)}: every sample has that", "choose another name"
+            )
         shadowed = sorted({new for old, new in self.rename.items() if new != old} & set(self.dataset.index.columns))
         if shadowed:
             raise UsageError(f"{', '.join(map(repr, shadowed))} is a metadata column already", "choose another name")

@@ -248,6 +248,8 @@ class Hdf5Writer:
         """Append a sample. UsageError names the field that the format cannot hold; nothing of the sample is written."""
         if not self._alive:
             raise UsageError("this shard is closed, or a write to it failed", "begin the shard again")
+        if KEY_FIELD in values:
+            raise UsageError(f"{key}: a field cannot be called {KEY_FIELD}: the key is kept there")
         given = {
             name: _storable(name, value, name in self._ragged) for name, value in {KEY_FIELD: key, **values}.items()
         }
