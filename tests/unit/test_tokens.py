@@ -194,3 +194,13 @@ def test_lengths_of_mds_arrays(counts: list[int], dtype: str) -> None:
     layout = Layout("mds", np.dtype(dtype))
     lengths = [layout.head(count) + count * layout.dtype.itemsize for count in counts]
     assert layout.elements(np.array(lengths, np.int64)).tolist() == counts
+
+
+@pytest.mark.parametrize(
+    "told", [{"length": 2.0}, {"length": "2"}, {"length": True}, {"eos": 1.5}, {"eos": True}, {"dtype": "tokens"}]
+)
+def test_what_is_no_number_is_no_length(tmp_path: Path, told: dict[str, object]) -> None:
+    """A length or end token that is not whole, and a type that NumPy has not, are wrong usage by name."""
+    as_table(tmp_path, documents(1, COUNTS))
+    with pytest.raises(UsageError, match=next(iter(told))):
+        tokens(stoker.open(tmp_path), **{"length": 2, **told})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ and HDF5 are asked once). Of a document only the elements of the window are read
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,7 +54,9 @@ def tokens(
         raise UsageError(
             f"no sample of {dataset.url} has a column {column!r}; there are {', '.join(dataset.index.fields)}"
         )
-    asked = None if dtype is None else np.dtype(dtype)
+    length = _whole("length", length)
+    eos = None if eos is None else _whole("eos", eos)
+    asked = None if dtype is None else _dtype(dtype)
     if asked is not None:
         native(asked)
     layout, elements = (
@@ -86,6 +89,24 @@ def sample_lengths(dataset: Dataset, name: str) -> np.ndarray:
         return _bytes(dataset, name, None)[1]
     except UsageError:  # no numbers: text, or a file
         return dataset.index.field_lengths(name)[0]
+
+
+def _whole(name: str, value: object) -> int:
+    """A whole number; UsageError for what only looks like one."""
+    try:
+        if isinstance(value, bool | np.bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise UsageError(f"{name} is a whole number, found {value!r}") from None
+
+
+def _dtype(given: Any) -> np.dtype[Any]:
+    try:
+        made: np.dtype[Any] = np.dtype(given)
+    except TypeError as error:
+        raise UsageError(f"dtype={given!r}: {error}", "name a type of NumPy's, as 'uint16'") from None
+    return made
 
 
 def _bytes(dataset: Dataset, column: str, dtype: np.dtype[Any] | None) -> tuple[Layout, np.ndarray]:
