@@ -31,8 +31,8 @@ SIDE = 256
 BATCH = 8
 SAMPLES = 40
 GROWTH_MAX_BYTES = {"rss_bytes": 4 << 20, "pss_bytes": 16 << 20}
-"""What the median of the late looks may lie above that of the early ones: 8 batches, of hundreds that were made. A share
-in libraries' pages becomes larger when others that use them end: PSS alone may grow by that."""
+"""What the median of the late looks may lie above that of the early ones: 8 batches, of hundreds that were made. The
+share in a library's pages becomes larger when others that use it end: PSS alone may grow by that."""
 FIELDS: dict[str, object] = {"npy": Npy((SIDE, SIDE), "uint8"), "cls": int}
 
 
