@@ -510,3 +510,19 @@ def test_a_part_of_a_state(tmp_path: Path) -> None:
         found = ck.resume(live, strict=False)
     assert found is not None and torch.equal(live["model"]["a"], torch.ones(2))
     assert torch.equal(live["model"]["c"], torch.full((4,), 5.0))
+
+
+def test_a_keeper_that_does_not_listen_holds_nobody(tmp_path: Path) -> None:
+    """Hundreds of saves while the keeper is stopped, as in a long upload: none waits for it; it catches up afterwards.
+    """
+    with stoker.Checkpointer(tmp_path / "ck", keep=1) as ck:
+        saved(ck, 0, {"x": torch.ones(1)})
+        house = ck._household
+        assert house is not None and house.wait_idle(30)
+        os.kill(house.pid, signal.SIGSTOP)
+        for _ in range(3000):
+            house.poke()
+        saved(ck, 1, {"x": torch.ones(1)})
+        os.kill(house.pid, signal.SIGCONT)
+        assert house.wait_idle(30)
+        assert complete(tmp_path / "ck") == [1] and house.deaths == 0

@@ -27,7 +27,7 @@ class Household:
         self.trouble: str | None = None
         """Why the last cycle could not be finished; None when it was."""
         self.deaths = 0
-        self._asked = self._answered = 0
+        self._asked = self._sent = self._answered = 0
         self._keeper = self._start()
         self._thread = threading.Thread(target=self._listen, daemon=True, name="stoker-checkpoint-keeper")
         self._thread.start()
@@ -41,8 +41,14 @@ class Household:
         """Something changed: look again. A keeper that is dead is started again by the listening thread."""
         with self._changed:
             self._asked += 1
+            self._send()
+
+    def _send(self) -> None:
+        """Send the latest question unless one is unanswered: a keeper in a long upload must not fill the socket."""
+        if self._sent <= self._answered < self._asked:
+            self._sent = self._asked
             with contextlib.suppress(EOFError):
-                self._keeper.tell(("look", self._asked))
+                self._keeper.tell(("look", self._sent))
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until the keeper has looked at all that it was told of."""
@@ -68,7 +74,8 @@ class Household:
         keeper = Helper("keep")
         keeper.tell(("begin", self._job))
         if self._asked:
-            keeper.tell(("look", self._asked))
+            self._sent = self._asked
+            keeper.tell(("look", self._sent))
         return keeper
 
     def _listen(self) -> None:
@@ -105,6 +112,7 @@ class Household:
     def _take(self, asked: int, value: object) -> None:
         with self._changed:
             self._answered = asked
+            self._send()
             if isinstance(value, Report):
                 self.report, self.trouble = value, None
             else:
