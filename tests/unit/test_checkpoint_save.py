@@ -526,3 +526,17 @@ def test_a_keeper_that_does_not_listen_holds_nobody(tmp_path: Path) -> None:
         os.kill(house.pid, signal.SIGCONT)
         assert house.wait_idle(30)
         assert complete(tmp_path / "ck") == [1] and house.deaths == 0
+
+
+def test_a_loss_that_is_not_finite_costs_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """NaN and infinity are left out of the metrics with a warning; what is no number is wrong usage, before anything is
+    written."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(
+            ck, 1, {"x": torch.ones(1)}, metrics={"loss": float("nan"), "grad": float("inf"), "lr": torch.tensor(0.5)}
+        )
+        with pytest.raises(UsageError, match="metric 'loss' is no number"):
+            ck.save(2, {"x": torch.ones(1)}, metrics={"loss": "low"})
+        found = ck.resume({"x": torch.ones(1)})
+    assert found is not None and dict(found.metrics) == {"lr": 0.5} and "metric 'loss' is nan" in caplog.text
+    assert len(seen(tmp_path / "ck")) == 1

@@ -28,7 +28,7 @@ from stoker.checkpoint.planning import Planning, torch_part
 from stoker.checkpoint.resume import choose
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import WRITE_S_MAX, Save, Saver, Staged, entries_of
-from stoker.checkpoint.values import HasState, Resumed, Status, choice, json_of, position_of
+from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, position_of
 from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
 from stoker.clock import SYSTEM
 from stoker.errors import CheckpointError, UsageError
@@ -146,7 +146,7 @@ class Checkpointer:
         self._check_failures()
         tensors = torch_part()
         planner = tensors.flat(tensors.plain_state(state), self._peers.rank == 0)
-        rank, small = self._peers.rank, {}
+        rank, small, kept = self._peers.rank, {}, finite(metrics)
         if loader is not None and rank == 0:
             small[LOADER] = json_of(loader)
         if per_rank is not None:
@@ -162,9 +162,8 @@ class Checkpointer:
         job = WriteJob(self.root / attempt.name, rank, plan.layout.files, small, self._owner)
         save = self._last = Save(step, attempt.name)
         image = (staging.serial, staging.descriptor, staging.nbytes)
-        metrics = {name: float(value) for name, value in (metrics or {}).items()}
         save.blocked_s = SYSTEM.monotonic() - began_s
-        self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, metrics))
+        self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, kept))
         return save
 
     def _check_failures(self) -> None:

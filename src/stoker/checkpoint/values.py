@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.names import LOADER
 from stoker.checkpoint.saver import Save
 from stoker.errors import CheckpointError, UsageError
+
+_log = logging.getLogger("stoker.checkpoint")
 
 
 class HasState(Protocol):
@@ -65,6 +69,22 @@ def json_of(loader: HasState) -> bytes:
         return json.dumps(state).encode()
     except (TypeError, ValueError) as error:
         raise UsageError(f"the loader's state is no JSON: {error}", "save it as a part of the state instead") from None
+
+
+def finite(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """The metrics as numbers that JSON can hold: a loss that is not finite is left out with a warning, since it must
+    not cost the checkpoint. UsageError for what is no number."""
+    found = {}
+    for name, value in (metrics or {}).items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"metric {name!r} is no number: {value!r:.80}", "give loss.item()") from None
+        if math.isfinite(number):
+            found[str(name)] = number
+        else:
+            _log.warning("stoker: metric %r is %s, which is not kept", name, number)
+    return found
 
 
 def position_of(folder: Path, manifest: Manifest) -> dict[str, Any] | None:
