@@ -15,7 +15,7 @@ import pytest
 import stoker
 from stoker.check import Verified, salvage, verify
 from stoker.convert import convert
-from stoker.errors import UsageError
+from stoker.errors import ShardError, UsageError
 from support_dataset import jpeg, own_index_folder, write_shards
 from support_rows import write_hdf5
 from support_typed import tfrecord, write_mds
@@ -141,6 +141,19 @@ def test_samples_without_a_field_are_counted(tmp_path: Path) -> None:
     (finding,) = verify(tmp_path / "tar").findings
     assert (finding.code, finding.severity, finding.count) == ("missing-field", "warning", 2)
     assert finding.where == "shard_00000.tar:000003" and "'cls'" in finding.message
+
+
+def test_links_that_lead_out_are_told(tmp_path: Path) -> None:
+    """A shard that is a link to elsewhere is no part of the dataset, and nobody may miss that; nor a dangling one."""
+    write_shards(tmp_path / "tar", 9, shards=1, member=lambda at: MEMBERS)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a.tar").symlink_to(tmp_path / "tar" / "shard_00000.tar")
+    with pytest.raises(ShardError, match=r"links out of the folder are not followed, as 'a\.tar'"):
+        stoker.open(tmp_path / "links")
+    (tmp_path / "tar" / "b.tar").symlink_to(tmp_path / "absent.tar")
+    (tmp_path / "tar" / "inside.tar").symlink_to("shard_00000.tar")
+    (finding,) = verify(tmp_path / "tar").findings
+    assert (finding.code, finding.severity, finding.where) == ("outside-link", "warning", "b.tar")
 
 
 def test_a_file_of_another_kind_is_a_damaged_shard(tmp_path: Path) -> None:

@@ -103,6 +103,10 @@ def verify(
             source.take(finding.where, finding)
     for finding in source.inner.findings:
         findings.take(finding)
+    bottom = innermost(store)
+    if shards is None and isinstance(bottom, Local):
+        for key in bottom.strays():
+            findings.add("outside-link", "warning", key, "a link that leads out of the folder or nowhere: not followed")
     bad: frozenset[tuple[str, str]] = frozenset()
     if deep:
         if source.format in ROW_SHARDS and cache is None and not isinstance(innermost(store), HasPaths):

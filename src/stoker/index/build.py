@@ -25,6 +25,8 @@ from stoker.index.source_rows import RowShards
 from stoker.index.write import IndexWriter
 from stoker.machine import cpus
 from stoker.store.base import ByteRange, ObjectInfo, Store
+from stoker.store.local import Local
+from stoker.store.wrap import innermost
 
 Damaged = Literal["refuse", "keep"]
 JOB_KEY = f"{STOKER_FOLDER}/packing.json"
@@ -157,10 +159,13 @@ def recognise(store: Store, infos: Sequence[ObjectInfo]) -> str:
         return "mds"  # without shards that its name would tell: what is wrong, its source says
     by_head = _by_heads(store, visible)
     if by_head is None:
+        bottom = innermost(store)
+        stray = next(bottom.strays(), None) if isinstance(bottom, Local) else None
         raise ShardError(
             f"{store.url}: no data found: neither shards nor images among {len(infos)} objects",
-            "check the URL, or name the format",
-        )
+            "check the URL, or name the format" if stray is None
+            else f"links out of the folder are not followed, as {stray!r}: open the folder with the data",
+        )  # fmt: skip
     return by_head
 
 

@@ -151,6 +151,14 @@ class Local:
                 shutil.copyfileobj(original, file, _COPY_BYTES)
         return self.head(target)
 
+    def strays(self) -> Iterator[str]:
+        """Links below the root that lead out of it or nowhere: what `list` does not show."""
+        for folder, names, files in os.walk(self.root):
+            for name in sorted(names + files):
+                path = Path(folder, name)
+                if path.is_symlink() and not (self._is_inside(os.path.realpath(path)) and os.access(path, os.F_OK)):
+                    yield path.relative_to(self.root).as_posix()
+
     def _is_inside(self, real: str) -> bool:
         return real == self._real_root or real.startswith(self._real_root.rstrip("/") + "/")
 
