@@ -151,7 +151,8 @@ def test_one_ofs_transforms_draw_for_themselves() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Mixup(0), lambda: Mixup(-1.0), lambda: CutMix(math.inf), lambda: Mixup(True), lambda: CutMix(classes=0),
+        lambda: Mixup(0), lambda: Mixup(1e-310), lambda: CutMix(10**400),
+        lambda: Mixup(-1.0), lambda: CutMix(math.inf), lambda: Mixup(True), lambda: CutMix(classes=0),
         lambda: OneOf(), lambda: OneOf(Mixup(), weights=[0]), lambda: OneOf(Mixup(), weights=[1, 2]),
         lambda: Mixup(classes=3)(a_batch(5, 0)), lambda: Mixup(label="label")(a_batch(5, 0)),
         lambda: Mixup()({**a_batch(2, 0), "image": [np.zeros((4, 4, 3)), np.zeros((5, 4, 3))]}),

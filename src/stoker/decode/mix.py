@@ -19,6 +19,8 @@ from stoker.errors import UsageError
 
 PARTS = 256
 """Shares are multiples of its inverse."""
+ALPHA_MIN, ALPHA_MAX = 1e-6, 1e6
+"""Below, the draws' logarithms are infinite; above, a share is always 1/2."""
 
 Columns = dict[str, Any]
 """A batch: field → array with a row a sample."""
@@ -34,9 +36,12 @@ class _Mixing:
     """What both have in common: which fields, which seed, what becomes of labels."""
 
     def __init__(self, alpha: float, classes: int | None, image: str, label: str) -> None:
-        """See the classes below. UsageError for an *alpha* that is no positive number, or no *classes*."""
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-            raise UsageError(f"alpha of {type(self).__name__} must be a number above 0, found {alpha!r}")
+        """See the classes below. UsageError for an *alpha* that is no such number, or no *classes*."""
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not ALPHA_MIN <= alpha <= ALPHA_MAX:
+            raise UsageError(
+                f"alpha of {type(self).__name__} must be from {ALPHA_MIN:g} to {ALPHA_MAX:g}, found {alpha!r:.40}",
+                "to mix nothing, leave it out",
+            )
         if classes is not None and (type(classes) is not int or classes < 1):
             raise UsageError(f"classes is the number of labels, at least 1, found {classes!r}")
         self.alpha = float(alpha)
