@@ -513,8 +513,7 @@ def test_a_part_of_a_state(tmp_path: Path) -> None:
 
 
 def test_a_keeper_that_does_not_listen_holds_nobody(tmp_path: Path) -> None:
-    """Hundreds of saves while the keeper is stopped, as in a long upload: none waits for it; it catches up afterwards.
-    """
+    """While the keeper is stopped, as in a long upload, no save waits for it; afterwards it catches up."""
     with stoker.Checkpointer(tmp_path / "ck", keep=1) as ck:
         saved(ck, 0, {"x": torch.ones(1)})
         house = ck._household
@@ -540,3 +539,20 @@ def test_a_loss_that_is_not_finite_costs_no_checkpoint(tmp_path: Path, caplog: p
         found = ck.resume({"x": torch.ones(1)})
     assert found is not None and dict(found.metrics) == {"lr": 0.5} and "metric 'loss' is nan" in caplog.text
     assert len(seen(tmp_path / "ck")) == 1
+
+
+def test_another_type_is_not_converted_in_silence(tmp_path: Path) -> None:
+    """float32 does not become bfloat16 unless that is asked for."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"x": torch.full((3,), 0.5)})
+        live = {"x": torch.zeros(3, dtype=torch.bfloat16)}
+        with pytest.raises(CheckpointError, match=r"saved as torch\.float32, wanted as torch\.bfloat16"):
+            ck.resume(live)
+        assert ck.resume(live, strict=False) is not None
+        assert torch.equal(live["x"], torch.full((3,), 0.5, dtype=torch.bfloat16))
+
+
+def test_one_folder_is_not_two_tiers(tmp_path: Path) -> None:
+    """The same folder as local and remote is wrong usage."""
+    with pytest.raises(UsageError, match="local and as remote"):
+        stoker.Checkpointer(tmp_path / "ck", [tmp_path / "far", tmp_path / "ck"])

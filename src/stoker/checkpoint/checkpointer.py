@@ -83,6 +83,8 @@ class Checkpointer:
         self.root = Path(place.path)
         self._mode, self._on_full, self._failures_max, self._timeout_s = mode, on_full, failures_max, timeout_s
         urls = [remote] if isinstance(remote, str | Path) else list(remote or ())
+        if str(self.root) in {str(Path(str(url)).absolute()) for url in urls}:
+            raise UsageError(f"{self.root} is given as local and as remote", "leave remote out, or use another folder")
         disk.make_root(self.root)
         self._local = connect_tier(str(self.root), None)
         self._remotes = [connect_tier(str(url), options, bytes_per_s_max) for url in urls]

@@ -225,12 +225,12 @@ def _misfits(target: Mapping[str, Any], opened: Opened, *, strict: bool) -> Iter
             yield f"{name}: the description reaches to byte {end}, the file has {sizes.get(name, 'no entry')}"
     for name, value in target.items():
         if name in saved:
-            fault = _misfit(value, saved[name])
+            fault = _misfit(value, saved[name], strict=strict)
             if fault:
                 yield f"{name}: {fault}"
 
 
-def _misfit(value: object, saved: object) -> str | None:
+def _misfit(value: object, saved: object, *, strict: bool) -> str | None:
     """What is wrong with one tensor or value; None when nothing is."""
     if not isinstance(saved, TensorStorageMetadata):
         return "saved as a value, wanted as a tensor" if isinstance(value, torch.Tensor) else None
@@ -238,6 +238,8 @@ def _misfit(value: object, saved: object) -> str | None:
         return "saved as a tensor, wanted as a value"
     if value.size() != saved.size:
         return f"saved with shape {tuple(saved.size)}, wanted with {tuple(value.size())}"
+    if strict and value.dtype != saved.properties.dtype:
+        return f"saved as {saved.properties.dtype}, wanted as {value.dtype}; strict=False converts"
     left = sum(uncovered(box, _saved_boxes(saved)) for box in _boxes(value))
     return f"{left} of {value.numel()} elements are in no file" if left else None
 
