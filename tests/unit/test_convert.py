@@ -29,7 +29,7 @@ from stoker.format.hdf5 import Hdf5Writer
 from stoker.format.table import TableWriter
 from stoker.pack import pack
 from support_dataset import jpeg, own_index_folder, write_shards
-from support_rows import npy, write_hdf5, write_table
+from support_rows import arrays_bytes, npy, write_hdf5, write_table
 from support_typed import write_mds
 
 FORMATS = ("webdataset", "mds", "tfrecord", "hdf5", "table", "arrays")
@@ -239,6 +239,18 @@ def test_a_folder_called_like_a_shard_is_a_folder(tmp_path: Path, name: str) -> 
     for url in (tmp_path / name, f"file://{tmp_path}/{name}", f"{tmp_path}/{name}/"):
         assert len(stoker.open(url)) == 5
     assert verify(tmp_path / name, deep=True).findings == ()
+
+
+def test_decoded_pictures_become_arrays_in_a_tar(tmp_path: Path) -> None:
+    """An array called `image` would be read as a picture file: the hint names the renaming that keeps it."""
+    given = {f"{at}": {"image": np.full((4, 4, 3), at, np.uint8)} for at in range(3)}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.arrays.bin").write_bytes(arrays_bytes(given))
+    with pytest.raises(UsageError, match="array of uint8") as caught:
+        convert(tmp_path / "in", tmp_path / "out", format="webdataset")
+    assert caught.value.hint is not None and caught.value.hint.startswith("--rename image=npy")
+    convert(tmp_path / "in", tmp_path / "out", format="webdataset", rename=["image=npy"])
+    assert equal(contents(tmp_path / "out"), {key: {"npy": one["image"]} for key, one in given.items()})
 
 
 def test_a_column_has_one_type(tmp_path: Path) -> None:

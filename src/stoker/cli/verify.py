@@ -38,7 +38,7 @@ def verify(
     else:
         _show(found, saved)
     if repair is not None and saved is None:
-        say("nothing is damaged: nothing was written")
+        say(f"{'no shard holds what is wrong' if found.errors else 'nothing is damaged'}: nothing was written")
     if found.errors or (found.findings and not warnings_ok):
         raise typer.Exit(1)
 

@@ -111,7 +111,7 @@ class Survey:
         if self._target.name == "webdataset":
             for name, value in values.items():
                 if not isinstance(value, bytes) and name in back:
-                    back[name] = default_for(name).decode(back[name], None, 0)  # type: ignore[arg-type]  # it is bytes
+                    back[name] = _read_by_name(name, value, back[name])
         _compare(values, back)
         if self._target.name == "arrays":
             layout = frozenset((place.name, place.codec) for place in places)
@@ -196,6 +196,15 @@ class Survey:
                 raise
             except StokerError as error:
                 raise UsageError(f"sample {key}: {error.message}", error.hint or self._advice) from error
+
+
+def _read_by_name(name: str, value: object, data: object) -> object:
+    """What a WebDataset field says to who reads it: its name alone tells how."""
+    try:
+        return default_for(name).decode(data, None, 0)  # type: ignore[arg-type]  # it is bytes
+    except SampleError as error:
+        advice = f"--rename {name}=npy keeps an array as what it is" if isinstance(value, np.ndarray) else None
+        raise UsageError(f"field {name!r}: by its name this {said(value)} is read as something else", advice) from error
 
 
 def _compare(before: Values, after: Values) -> None:
