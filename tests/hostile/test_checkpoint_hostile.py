@@ -24,7 +24,7 @@ from stoker.errors import CheckpointError
 from support_checkpoint import complete, saved, seen
 from support_store import until
 
-FLIPS = int(os.environ.get("STOKER_CRASH_POINTS", "5")) * 8
+FLIPS = int(os.environ.get("STOKER_CRASH_POINTS", "5")) * 4
 """Damages of each random kind."""
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_marker_or_manifest(place: Path, mark: str) -> None:
         lambda path: path.write_bytes(other.read_bytes()), lambda path: path.write_bytes(b"{" * 5000),
         lambda path: path.unlink(),
     ]  # fmt: skip
-    for damage in damages * (FLIPS // 8):
+    for damage in damages * (FLIPS // 10):
         shutil.rmtree(place)
         shutil.copytree(place.parent / "whole", place)
         damage(newest(place) / mark)
