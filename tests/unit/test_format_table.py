@@ -13,6 +13,7 @@ import pytest
 import stoker
 from stoker.errors import MissingFieldError, SampleError, ShardError, UsageError
 from stoker.format import table as table_module
+from stoker.format import table_types
 from stoker.format.table import TableFile, TableWriter, open_table, owns, scan_table
 from stoker.index import Options, build, source_of
 from stoker.store import Local, Memory
@@ -198,6 +199,15 @@ def test_what_cannot_be_held(tmp_path: Path, values: dict[str, object], message:
     writer.add("k", {"x": 1})
     writer.close()
     assert [one.key for one in scan_table(tmp_path / "x.parquet", "x").samples] == ["k"]
+
+
+def test_a_value_that_would_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger than a reader takes is refused, whatever kind of value it is."""
+    monkeypatch.setattr(table_types, "ROW_BYTES_MAX", 1_000)
+    writer = TableWriter(tmp_path / "x.parquet")
+    for value in (b"x" * 1_001, "x" * 1_001, np.zeros(126), ["x" * 500] * 3, {"x": "y" * 1_001}):
+        with pytest.raises(UsageError, match="at most 1000 are written"):
+            writer.add("k", {"x": value})
 
 
 def test_rows_are_alike(tmp_path: Path) -> None:

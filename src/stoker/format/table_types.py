@@ -36,9 +36,9 @@ def storable(name: str, value: object) -> Any:
             value.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"field {name!r}: a text that is no Unicode: {error}") from error
-        return value
+        return _small_enough(name, value, len(value))
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
+        return _small_enough(name, bytes(value), len(value))
     try:
         array = np.asarray(value)
     except ValueError:  # lists of differing lengths
@@ -52,9 +52,14 @@ def storable(name: str, value: object) -> Any:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or (array.ndim > 1 and not array.size):
         said = f"{array.dtype} {array.shape or ''}".rstrip()
         raise UsageError(f"field {name!r}: a table cannot hold a {type(value).__name__} of {said}")
-    if array.nbytes > ROW_BYTES_MAX:
-        raise UsageError(f"field {name!r}: {array.nbytes} bytes in one row, at most {ROW_BYTES_MAX} are written")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return _small_enough(name, array.astype(array.dtype.newbyteorder("="), copy=False), array.nbytes)
+
+
+def _small_enough(name: str, value: Any, count_bytes: int) -> Any:
+    """The value, if its row group can be read back."""
+    if count_bytes > ROW_BYTES_MAX:
+        raise UsageError(f"field {name!r}: {count_bytes} bytes in one row, at most {ROW_BYTES_MAX} are written")
+    return value
 
 
 def _nested(value: object) -> bool:
@@ -71,8 +76,7 @@ def _inferred(name: str, value: object) -> pa.Array:
         raise UsageError(f"field {name!r}: a table cannot hold this {type(value).__name__}: {said}") from error
     if made.null_count:
         raise UsageError(f"field {name!r}: a table cannot hold a {type(value).__name__}: a null is a field not there")
-    if made.nbytes > ROW_BYTES_MAX:
-        raise UsageError(f"field {name!r}: {made.nbytes} bytes in one row, at most {ROW_BYTES_MAX} are written")
+    _small_enough(name, made, made.nbytes)
     return made
 
 
