@@ -56,6 +56,8 @@ class Flight:
         self._begun_s = 0.0
         self._whole: bytes | None = None
         self._done = False
+        self.came_in = False
+        """Whether the object is an entry of the cache now, by this flight."""
 
     def begin(self, fd: int) -> None:
         """Bytes come into *fd* from now on, from the start (again)."""
@@ -78,11 +80,6 @@ class Flight:
         with self._changed:
             self._changed.wait_for(lambda: self._done or self._whole is not None)
             return self._whole
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more comes."""
-        return self._done
 
     def end(self) -> None:
         """Nothing more comes; what was read stays readable for who holds it."""

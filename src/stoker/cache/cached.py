@@ -253,7 +253,7 @@ class Cached:
         """Ranges of an object on its way in: what is there or nearly, else by requests of our own, a few at once."""
         with self._besides:
             data = flight.read(ranges, f"{self._store.url}: {ref.key!r}", patience_s=PATIENCE_S)
-            if data is None and flight.ended:  # while this read stood in line
+            if data is None and flight.came_in:  # while this read stood in line
                 data = self._from_entry(live, home, name, ref, ranges)
             return self._streamed.read(ref, ranges) if data is None else Read(data, sum(map(len, data)), 0)
 
@@ -355,6 +355,7 @@ class Cached:
             while outcome == "elsewhere" and (patient or ref.compression) and not self._stop():
                 self._clock.sleep(ELSEWHERE_POLL_S)
                 outcome = admit(by, name, ref, flight, pieces)
+            flight.came_in = outcome == "admitted"
             if outcome == "refused":
                 live.closed_until_s = self._clock.monotonic() + BACK_OFF_S
                 home.say_full()
