@@ -1,4 +1,4 @@
-"""Laws of checkpointing: what retention may delete, whatever happens in whatever order; what a box leaves of another."""
+"""Laws of checkpointing: what retention may delete, whatever happens when; what boxes leave of each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.checkpoint.retention import Held, Keep, expired_local, expired_remot
 
 
 class Tiers(RuleBasedStateMachine):
-    """A run over a local disk and two remotes: saves, failures, uploads that come late or never, rewinds, pins, losses."""
+    """A run over a local disk and two remotes: saves, failures, late or lost uploads, rewinds, pins, losses."""
 
     remotes = 2
 

@@ -139,7 +139,7 @@ def test_a_marker_fits_one_manifest() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 64, 5000])
 def test_an_archive_is_a_zip_file(count: int) -> None:
-    """Python's own reader finds the records; the data is aligned. (Its CRC of the data is 0: that record is not read.)"""
+    """Python's own reader finds the records; the data is aligned. (Its CRC is 0: that record is not read.)"""
     one = shell(b"described", count)
     assert len(one.head) % ALIGN_BYTES == 0 and one.nbytes == len(one.head) + count + len(one.tail)
     with zipfile.ZipFile(io.BytesIO(one.head + b"\7" * count + one.tail)) as found:

@@ -283,7 +283,7 @@ def test_two_remotes_are_served_each_for_itself(server: Server, proxy: FaultProx
 def test_a_start_without_the_remote(
     server: Server, proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With checkpoints on the local disk the run goes on, loudly; on an empty disk that would be a silent fresh start."""
+    """With checkpoints on the local disk the run goes on, loudly; on an empty one that would be a silent new start."""
     url, options = fresh_prefix(server), through(proxy, server, deadline_s=0.5)
     with stoker.Checkpointer(tmp_path / "ck", url, options=options) as ck:
         saved(ck, 1, state(1))

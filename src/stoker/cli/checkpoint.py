@@ -116,7 +116,7 @@ def pin(
     url: str = _URL, name: str = _NAMED, off: bool = typer.Option(False, "--off", help="No longer."),
     as_json: bool = _JSON,
 ) -> None:  # fmt: skip
-    """Keep a checkpoint for ever on that tier; a pinned local one is uploaded too. Exit codes: 0 done; 2 wrong usage."""
+    """Keep a checkpoint for ever on a tier; pinned local ones are uploaded too. Exits with 0, or 2 for wrong usage."""
     tier = admin.tier_of(url)
     seen = tier.find(name)
     admin.pin(tier, seen, pinned=not off)
