@@ -28,13 +28,13 @@ from stoker.checkpoint.planning import Planning, torch_part
 from stoker.checkpoint.resume import choose
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import WRITE_S_MAX, Save, Saver, Staged, entries_of
-from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, position_of
+from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, places, position_of, positive
 from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
 from stoker.clock import SYSTEM
-from stoker.errors import CheckpointError, UsageError
+from stoker.errors import CheckpointError
 from stoker.events import RunLog
 from stoker.machine import owner_token
-from stoker.store import StoreOptions, parse
+from stoker.store import StoreOptions
 from stoker.units import format_bytes
 
 _log = logging.getLogger("stoker.checkpoint")
@@ -77,17 +77,14 @@ class Checkpointer:
     ) -> None:
         choice("mode", mode, "async", "sync")
         choice("on_full", on_full, "skip", "wait", "raise")
-        place = parse(local)
-        if place.scheme != "file":
-            raise UsageError(f"local must be a folder, found {local}", "give the bucket as remote=")
-        self.root = Path(place.path)
+        positive("failures_max", failures_max)
+        positive("timeout_s", timeout_s)
+        positive("bytes_per_s_max", bytes_per_s_max)
+        keep = Keep.of(keep)
         self._mode, self._on_full, self._failures_max, self._timeout_s = mode, on_full, failures_max, timeout_s
-        urls = [remote] if isinstance(remote, str | Path) else list(remote or ())
-        if str(self.root) in {str(Path(str(url)).absolute()) for url in urls}:
-            raise UsageError(f"{self.root} is given as local and as remote", "leave remote out, or use another folder")
-        disk.make_root(self.root)
+        self.root, urls = places(local, remote)
         self._local = connect_tier(str(self.root), None)
-        self._remotes = [connect_tier(str(url), options, bytes_per_s_max) for url in urls]
+        self._remotes = [connect_tier(url, options, bytes_per_s_max) for url in urls]
         self._log = RunLog.from_environment()
         self._peers = find_peers()
         self._place = find_place(self._peers, self.root)
@@ -108,7 +105,7 @@ class Checkpointer:
         )
         self._saver.on_end = self._ended
         job = KeeperJob(
-            self.root, tuple(map(str, urls)), Keep.of(keep), first, self._peers.rank == 0, options,
+            self.root, tuple(urls), keep, first, self._peers.rank == 0, options,
             bytes_per_s_max,
         )  # fmt: skip
         self._household = Household(job, self._reported) if self._place.leader == self._peers.rank else None

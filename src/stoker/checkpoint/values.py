@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stoker.checkpoint import disk
 from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.names import LOADER
 from stoker.checkpoint.saver import Save
-from stoker.errors import CheckpointError, UsageError
+from stoker.errors import CheckpointError, UsageError, reason_of
+from stoker.store import parse
 
 _log = logging.getLogger("stoker.checkpoint")
 
@@ -102,3 +105,42 @@ def choice(name: str, found: object, *allowed: str) -> None:
     """UsageError unless *found* is allowed."""
     if found not in allowed:
         raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, found {found!r}")
+
+
+def positive(name: str, found: float | None) -> None:
+    """UsageError unless *found* is None or a finite number above 0."""
+    if found is None:
+        return
+    if isinstance(found, bool) or not isinstance(found, int | float) or not (0 < found < math.inf):
+        raise UsageError(f"{name} must be a number above 0, found {found!r}")
+
+
+def places(local: str | Path, remote: str | Path | Sequence[str | Path] | None) -> tuple[Path, list[str]]:
+    """The local folder, made, and the URLs of the remotes. UsageError for what is no place, and for one place that is
+    given twice under whatever names: a copy there would protect nothing. CheckpointError when it cannot be made."""
+    remotes = [remote] if isinstance(remote, str | Path) else list(remote or ())
+    for url in (local, *remotes):
+        if not isinstance(url, str | Path):
+            raise UsageError(f"local and remote are folders or URLs, found {url!r}")
+    place = parse(local)
+    if place.scheme != "file":
+        raise UsageError(f"local must be a folder, found {local}", "give the bucket as remote=")
+    root = Path(place.path)
+    _make(root)
+    taken = {os.path.realpath(root): "local"}
+    for url in remotes:
+        where = parse(url)
+        key = os.path.realpath(where.path) if where.scheme == "file" else where.url
+        if key in taken:
+            raise UsageError(f"{url} is given as {taken[key]} and as remote", "leave it out, or use another folder")
+        taken[key] = "another remote"
+    return root, [str(url) for url in remotes]
+
+
+def _make(root: Path) -> None:
+    try:
+        disk.make_root(root)
+    except OSError as error:
+        raise CheckpointError(f"{root}: the folder cannot be made: {reason_of(error)}") from error
+    if not root.is_dir():
+        raise UsageError(f"{root} is no folder", "give a folder that is there, or can be made")
