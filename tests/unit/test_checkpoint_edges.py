@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import stoker
 from stoker.errors import CheckpointError, UsageError
+from support_checkpoint import saved
 
 
 @pytest.mark.parametrize("name", ["link", "ck/../ck", "file"])
@@ -49,3 +51,116 @@ def test_a_local_place_that_is_no_folder(tmp_path: Path) -> None:
         stoker.Checkpointer(tmp_path / "file" / "below")
     with pytest.raises(UsageError, match="folders or URLs"):
         stoker.Checkpointer(None)  # type: ignore[arg-type]
+
+
+class Partly(torch.nn.Module):
+    """Has a layer that no loss reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Only one of both."""
+        found: torch.Tensor = self.used(x)
+        return found
+
+
+def stepped(seed: int, steps: int = 2) -> tuple[Partly, torch.optim.Optimizer]:
+    """A model and its optimizer after some steps."""
+    torch.manual_seed(seed)
+    network = Partly()
+    optimizer = torch.optim.AdamW(network.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        network(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+    return network, optimizer
+
+
+def test_parameters_without_a_gradient_have_no_state(tmp_path: Path) -> None:
+    """A layer that was never used does not stand in the way of resuming, and gets no made-up state."""
+    network, optimizer = stepped(1)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": network, "optimizer": optimizer})
+        other, fresh = stepped(2, steps=0)
+        assert ck.resume({"model": other, "optimizer": fresh}) is not None
+    assert len(fresh.state) == len(optimizer.state) == 2
+    for one, two in zip(network.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert optimizer.state[one].keys() == fresh.state[two].keys()
+        assert all(torch.equal(value, fresh.state[two][key]) for key, value in optimizer.state[one].items())
+
+
+def test_a_refused_resume_leaves_the_optimizer_alone(tmp_path: Path) -> None:
+    """An optimizer without a state still has none, and gradients stay, when no checkpoint fits."""
+    network, _ = stepped(1)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": network})
+        other, fresh = stepped(2, steps=0)
+        other(torch.randn(4, 3)).sum().backward()
+        with pytest.raises(CheckpointError, match="wanted, but not in the checkpoint"):
+            ck.resume({"model": other, "optimizer": fresh})
+    assert not fresh.state and other.used.weight.grad is not None
+
+
+@pytest.mark.parametrize("part", ["scheduler", "number"])
+def test_a_part_that_was_not_saved(tmp_path: Path, part: str) -> None:
+    """Is missed before the model changes; strict=False leaves it as it is."""
+    network, optimizer = stepped(1)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": network})
+        other, _ = stepped(2)
+        before = other.used.weight.detach().clone()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        state: dict[str, Any] = {"model": other, part: scheduler if part == "scheduler" else 5}
+        with pytest.raises(CheckpointError, match=f"{part}: wanted, but not in the checkpoint"):
+            ck.resume(state)
+        assert torch.equal(other.used.weight, before)
+        assert ck.resume(state, strict=False) is not None
+    assert torch.equal(other.used.weight, network.used.weight) and state[part] in (scheduler, 5)
+
+
+def test_another_number_of_groups(tmp_path: Path) -> None:
+    """Is refused before anything changes, with strict=False too: settings would have no group to go to."""
+    network, optimizer = stepped(1)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": network, "optimizer": optimizer})
+        other, _ = stepped(2)
+        before = other.used.weight.detach().clone()
+        groups = [{"params": list(other.used.parameters())}, {"params": list(other.unused.parameters())}]
+        with pytest.raises(CheckpointError, match="saved with 1 groups of parameters, wanted with 2"):
+            ck.resume({"model": other, "optimizer": torch.optim.AdamW(groups)}, strict=False)
+    assert torch.equal(other.used.weight, before)
+
+
+def test_a_model_without_memory(tmp_path: Path) -> None:
+    """On the meta device is told before loading."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": torch.nn.Linear(3, 2)})
+        with pytest.raises(CheckpointError, match="meta device"):
+            ck.resume({"model": torch.nn.Linear(3, 2, device="meta")})
+
+
+class Extra(torch.nn.Linear):
+    """Keeps something of its own, with tensors."""
+
+    own: Any = None
+
+    def get_extra_state(self) -> Any:
+        """torch's hook for what is no parameter."""
+        return {"scales": torch.arange(3.0), "n": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        """The same, back."""
+        self.own = state
+
+
+def test_a_model_with_tensors_in_its_extra_state(tmp_path: Path) -> None:
+    """Is saved and resumed like any other."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": Extra(3, 2)})
+        saved(ck, 2, {"model": Extra(3, 2)})
+        other = Extra(3, 2)
+        assert ck.resume({"model": other}) is not None
+    assert other.own["n"] == 1 and torch.equal(other.own["scales"], torch.arange(3.0))

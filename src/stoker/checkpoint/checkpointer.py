@@ -25,7 +25,7 @@ from stoker.checkpoint.manifest import FileEntry, Manifest
 from stoker.checkpoint.names import LOADER, METADATA, objects_file, own_of_rank
 from stoker.checkpoint.peers import find_peers, find_place
 from stoker.checkpoint.planning import Planning, torch_part
-from stoker.checkpoint.resume import choose
+from stoker.checkpoint.resume import choose, untouched
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import WRITE_S_MAX, Save, Saver, Staged, entries_of
 from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, places, position_of, positive
@@ -284,12 +284,14 @@ class Checkpointer:
                 return []
             kept["opened"] = part.Opened.of(folder, manifest)
             kept["target"] = part.target_of(state, kept["opened"])
-            return list(part.problems(kept["target"], kept["opened"], strict=strict))
+            return list(part.problems(state, kept["target"], kept["opened"], strict=strict))
 
         self._rounds += 1
-        chosen = choose(
-            self._peers, self._place, self._local, self._remotes, step=step, check=check, topic=f"resume/{self._rounds}"
-        )
+        with untouched(state) if state is not None else contextlib.nullcontext():
+            chosen = choose(
+                self._peers, self._place, self._local, self._remotes, step=step, check=check,
+                topic=f"resume/{self._rounds}",
+            )  # fmt: skip
         if chosen is None:
             self._poke()
             return None

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -153,9 +154,11 @@ def target_of(state: State, opened: Opened) -> dict[str, Any]:
     for name, value in state.items():
         saved = opened.names_of(name)
         if isinstance(value, torch.optim.Optimizer):
-            has_state = any(opened.path_of(one)[1:2] == ("state",) for one in saved)
             found = optimizer_state_to_fill(owner_of(value, state), value)
-            target[name] = found if has_state else {**found, "state": {}}
+            stateful = {opened.path_of(one)[2] for one in saved if opened.path_of(one)[1:2] == ("state",)}
+            # A parameter that never had a gradient had no state: it was saved with none and gets none.
+            kept = {one: own for one, own in found["state"].items() if one in stateful}
+            target[name] = {**found, "state": kept}
         elif isinstance(value, torch.nn.Module):
             target[name] = plain_state({name: value})[name]
         else:
@@ -199,17 +202,29 @@ def _room_for(opened: Opened, name: str, live: Mapping[str, torch.Tensor]) -> An
 # --- whether it can be loaded ---
 
 
-def problems(target: Mapping[str, Any], opened: Opened, *, strict: bool) -> list[str]:
+def problems(state: State, target: Mapping[str, Any], opened: Opened, *, strict: bool) -> list[str]:
     """Why loading would not give what was saved; nothing when it is safe. Reads and changes nothing."""
     planner = flat(target, False)
     saved = opened.metadata.state_dict_metadata
-    found = list(_misfits(planner.state_dict, opened, strict=strict))
+    found = [*_misfits(planner.state_dict, opened, strict=strict), *_other_groups(state, opened)]
+    if strict:  # of a part that holds tensors only or nothing, the names tell
+        lacking = [name for name, value in state.items() if name not in target and not opened.names_of(name)]
+        found += [f"{_listed(lacking)}: wanted, but not in the checkpoint"] if lacking else []
     absent = [] if not strict else [name for name in saved if name not in planner.state_dict]
     wanted = {path[0] for path in map(opened.path_of, absent)} & set(target)
     unused = [name for name in absent if opened.path_of(name)[0] in wanted]
     if unused:
         found.append(f"{_listed(unused)}: saved, but there is no place for it in the state given")
     return found
+
+
+def _other_groups(state: State, opened: Opened) -> Iterator[str]:
+    """Optimizers with another number of parameter groups: no setting could be given back to the right one."""
+    for name, value in state.items():
+        paths = [opened.path_of(one) for one in opened.names_of(name)]
+        saved = {path[2] for path in paths if path[1:2] == ("param_groups",)}
+        if isinstance(value, torch.optim.Optimizer) and saved and len(saved) != len(value.param_groups):
+            yield f"{name}: saved with {len(saved)} groups of parameters, wanted with {len(value.param_groups)}"
 
 
 def _misfits(target: Mapping[str, Any], opened: Opened, *, strict: bool) -> Iterator[str]:
@@ -232,6 +247,8 @@ def _misfits(target: Mapping[str, Any], opened: Opened, *, strict: bool) -> Iter
 
 def _misfit(value: object, saved: object, *, strict: bool) -> str | None:
     """What is wrong with one tensor or value; None when nothing is."""
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return "lies on the meta device, which holds nothing"
     if not isinstance(saved, TensorStorageMetadata):
         return "saved as a value, wanted as a tensor" if isinstance(value, torch.Tensor) else None
     if not isinstance(value, torch.Tensor):
@@ -277,7 +294,8 @@ def load(state: State, target: dict[str, Any], opened: Opened) -> None:
         elif isinstance(value, torch.optim.Optimizer):
             _set_optimizer(owner_of(value, state), value, part)
         elif hasattr(value, "load_state_dict"):
-            value.load_state_dict(part)
+            if name in wanted:  # else strict=False, and it was not saved
+                value.load_state_dict(part)
         elif isinstance(value, MutableMapping) and isinstance(part, Mapping):
             value.update(part)
         elif isinstance(state, MutableMapping) and opened.names_of(name):
@@ -302,7 +320,8 @@ def _read(wanted: dict[str, Any], opened: Opened) -> None:
 def _set_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: Any) -> None:
     """Give an optimizer its state back; one that was saved before its first step gets none."""
     if part["state"]:
-        set_optimizer_state_dict(model, optimizer, optim_state_dict=part)
+        # Parameters without a state are no fault here: `problems` has compared all names.
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=part, options=StateDictOptions(strict=False))
         return
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, part["param_groups"], strict=True):

@@ -10,10 +10,12 @@ start.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stoker import machine
 from stoker.checkpoint import disk
@@ -222,3 +224,20 @@ def _try(
     checks = peers.gather(f"{topic}/check", faults, VERIFY_S_MAX)
     everybodys = peers.spread(f"{topic}/check", sorted({line for lines in checks for line in lines}), VERIFY_S_MAX)
     return (None, "; ".join(everybodys)) if everybodys else (folder, "")
+
+
+@contextlib.contextmanager
+def untouched(state: Mapping[str, Any]) -> Iterator[None]:
+    """Optimizers without a state, and gradients, are as they were when the block fails: to learn what an optimizer's
+    state consists of, torch makes one up in the optimizer itself."""
+    fresh = [one for one in state.values() if hasattr(one, "register_step_pre_hook") and not one.state]
+    stepped = [one for optimizer in fresh for group in optimizer.param_groups for one in group["params"]]
+    gradients = [(one, one.grad) for one in stepped if one.grad is not None]
+    try:
+        yield
+    except BaseException:
+        for optimizer in fresh:
+            optimizer.state.clear()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        raise

@@ -84,6 +84,10 @@ def _named(optimizer: Any, names: tuple[tuple[str, ...], ...]) -> dict[str, Any]
     return {"state": found, "param_groups": groups}
 
 
+_COMPARABLE = (bool, int, float, complex, str, bytes)
+"""What answers a comparison with yes or no; of all else torch is asked again."""
+
+
 def _equal(first: Any, second: Any) -> bool:
     """Whether two nested answers hold the same tensors and the same values in the same places."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
@@ -98,4 +102,8 @@ def _same(first: Any, second: Any) -> bool:
     first, second = getattr(first, "_local_tensor", first), getattr(second, "_local_tensor", second)
     if hasattr(first, "data_ptr") and hasattr(second, "data_ptr"):
         return bool(first.data_ptr() == second.data_ptr() and first.shape == second.shape)
-    return type(first) is type(second) and not hasattr(first, "data_ptr") and bool(first == second)
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return isinstance(first, _COMPARABLE) and bool(first == second)
