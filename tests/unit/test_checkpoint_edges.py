@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 
 import stoker
 from stoker.errors import CheckpointError, UsageError
-from support_checkpoint import saved
+from support_checkpoint import complete, saved
 
 
 @pytest.mark.parametrize("name", ["link", "ck/../ck", "file"])
@@ -164,3 +167,96 @@ def test_a_model_with_tensors_in_its_extra_state(tmp_path: Path) -> None:
         other = Extra(3, 2)
         assert ck.resume({"model": other}) is not None
     assert other.own["n"] == 1 and torch.equal(other.own["scales"], torch.arange(3.0))
+
+
+def test_waiting_after_a_skipped_save(tmp_path: Path) -> None:
+    """As upon SIGTERM: the save that is on its way lands before the process ends, though the last call was skipped."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 0, {"x": torch.ones(9)})
+        writer = ck._saver.writer_pid()
+        assert writer is not None
+        os.kill(writer, signal.SIGSTOP)
+        first = ck.save(1, {"x": torch.ones(9)})
+        assert ck.save(2, {"x": torch.ones(9)}).state == "skipped" and first.state == "writing"
+        os.kill(writer, signal.SIGCONT)
+        assert not ck.wait(20) and first.state == "committed"
+
+
+def test_a_folder_that_is_removed_under_a_run(tmp_path: Path) -> None:
+    """Fails saves, which are counted, instead of training."""
+    with stoker.Checkpointer(tmp_path / "ck", failures_max=2) as ck:
+        saved(ck, 1, {"x": torch.ones(9)})
+        assert ck._household is not None and ck._household.wait_idle(20)
+        shutil.rmtree(tmp_path / "ck")
+        for step in (2, 3):
+            save = ck.save(step, {"x": torch.ones(9)})
+            assert not save.wait(20) and "No such file" in str(save.error)
+        with pytest.raises(CheckpointError, match="2 checkpoints in a row"):
+            ck.save(4, {"x": torch.ones(9)})
+
+
+def test_saving_where_nothing_can_be_saved(tmp_path: Path) -> None:
+    """After `close`, and in a forked child, whose copy would go into its parent's memory."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"x": torch.ones(9)})
+        child = os.fork()
+        if child == 0:
+            try:
+                ck.save(2, {"x": torch.zeros(9)})
+            except CheckpointError as error:
+                os._exit(7 if "another process" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        saved(ck, 3, {"x": torch.ones(9)})
+    with pytest.raises(CheckpointError, match="was closed"):
+        ck.save(4, {"x": torch.ones(9)})
+    assert complete(tmp_path / "ck") == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.empty(3, device="meta"), "memory of their own"),
+        (torch.nn.LazyLinear(3), "memory of their own"),
+        ({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "have one name"),
+        (lambda: None, "foreign code"),
+    ],
+)
+def test_what_cannot_be_saved_is_wrong_usage(tmp_path: Path, value: Any, words: str) -> None:
+    """And told as such, whatever torch raises for it; the next save goes on."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        with pytest.raises(UsageError, match=words):
+            ck.save(1, {"x": value})
+        saved(ck, 2, {"x": torch.ones(1)})
+
+
+class Fixed:
+    """A loader with a state of any kind."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.loaded: Any = None
+
+    def state_dict(self) -> Any:
+        """Whatever it was given."""
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what came back."""
+        self.loaded = state
+
+
+@pytest.mark.parametrize("state", [[1], {3: 4}, {"a": [{1: 2}]}, {"a": {1, 2}}])
+def test_a_position_that_json_would_change(tmp_path: Path, state: Any) -> None:
+    """Is refused by `save`: it would not come back, or come back as another one."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck, pytest.raises(UsageError, match="no JSON"):
+        ck.save(1, {"x": torch.ones(1)}, loader=Fixed(state))
+
+
+def test_a_checkpoint_without_a_position(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Says that the loader stays where it is."""
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"x": torch.ones(1)})
+        loader = Fixed({"at": 1})
+        assert ck.resume({"x": torch.zeros(1)}, loader=loader) is not None
+    assert loader.loaded is None and "saved without a data loader" in caplog.text

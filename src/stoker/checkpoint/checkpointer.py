@@ -28,7 +28,7 @@ from stoker.checkpoint.planning import Planning, torch_part
 from stoker.checkpoint.resume import choose, untouched
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import WRITE_S_MAX, Save, Saver, Staged, entries_of
-from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, places, position_of, positive
+from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, places, positive, put_back
 from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
 from stoker.clock import SYSTEM
 from stoker.errors import CheckpointError
@@ -166,6 +166,7 @@ class Checkpointer:
         return save
 
     def _check_failures(self) -> None:
+        self._saver.check_alive()
         last = self._last
         if self._saver.failures >= self._failures_max and last is not None and last.error is not None:
             raise CheckpointError(
@@ -178,7 +179,7 @@ class Checkpointer:
         waits = self._on_full == "wait"
         if not self._saver.wait_free(None if waits else 0):
             return "the last checkpoint is still being written"
-        while disk.free_bytes(self.root) < nbytes + SMALL_BYTES_FREE:
+        while not disk.has_room(self.root, nbytes + SMALL_BYTES_FREE):
             if not waits:
                 return f"{self.root}: the disk has no room for a checkpoint of {format_bytes(nbytes)}"
             self._poke()
@@ -297,9 +298,7 @@ class Checkpointer:
             return None
         folder, manifest = chosen
         with self._local.reading(manifest.attempt) if folder.parent == self.root else contextlib.nullcontext():
-            position = position_of(folder, manifest)
-            if loader is not None and position is not None:
-                loader.load_state_dict(dict(position))  # first, since it may refuse, and nothing has changed yet
+            position = put_back(loader, folder, manifest)  # first, since it may refuse, and nothing has changed yet
             if part is not None and state is not None:
                 part.load(state, kept["target"], kept["opened"])
                 tensors = torch_part()
@@ -327,11 +326,14 @@ class Checkpointer:
 
     def wait(self, seconds: float | None = None, *, remote: bool = False) -> bool:
         """Wait until the last save is durable: on the local disk, and with *remote* on every remote too. For SIGTERM
-        and pre-emption: `wait(20)`. False when the time is over or the save failed. Only the rank that keeps house (the
-        lowest of a disk's) can wait for remotes; others wait for the local disk."""
+        and pre-emption: `wait(20)`. False when the time is over, or the save failed or was skipped (the one under way
+        is waited for all the same). Only the rank that keeps house (the lowest of a disk's) can wait for remotes;
+        others wait for the local disk."""
         deadline_s = None if seconds is None else SYSTEM.monotonic() + seconds
         last = self._last
-        if last is not None and not (last.name is not None and last.wait(seconds)):
+        if last is not None and last.name is None:  # it was skipped; the one that made it so shall still land
+            self._saver.wait_free(seconds)
+        if last is not None and not last.wait(seconds):
             return False
         return not remote or self._everywhere(None if deadline_s is None else deadline_s - SYSTEM.monotonic())
 

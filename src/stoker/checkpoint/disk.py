@@ -76,6 +76,14 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def has_room(path: Path, wanted: int) -> bool:
+    """Whether *wanted* bytes fit. True where nobody can tell (a disk or folder is gone): writing says why."""
+    try:
+        return free_bytes(path) >= wanted
+    except OSError:
+        return True
+
+
 def check_room(path: Path, wanted: int) -> None:
     """CheckpointError with both numbers when there is no room for *wanted* bytes: asked before anything is written."""
     free = free_bytes(path)

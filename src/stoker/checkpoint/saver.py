@@ -107,16 +107,22 @@ class Saver:
         with self._changed:
             return self._waiting is not None
 
+    def check_alive(self) -> None:
+        """CheckpointError where nothing can be saved any more: a forked child would write into its parent's memory."""
+        if not self._thread.is_alive():
+            raise CheckpointError(
+                "this Checkpointer was closed, or made by another process, or its saving thread has ended",
+                "make one in the process that saves; a thread's last words are on stderr",
+            )
+
     def wait_free(self, seconds: float | None) -> bool:
-        """Wait until staging memory is free."""
+        """Wait until staging memory is free; where nothing is saved any more, there is nothing to wait for."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None, seconds)
+            return self._changed.wait_for(lambda: self._waiting is None or not self._thread.is_alive(), seconds)
 
     def submit(self, staged: Staged) -> None:
         """Take over a staged save; the staging memory is in use from now on."""
         with self._changed:
-            if not self._thread.is_alive():
-                raise CheckpointError("the saving thread has ended", "see its traceback on stderr")
             assert self._waiting is None
             self._waiting = staged
             self._changed.notify_all()

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from stoker.checkpoint import shortcut
 from stoker.checkpoint.archive import ALIGN_BYTES, PICKLE_PROTOCOL, Shell, is_plain, plain_archive, shell
@@ -150,20 +151,22 @@ def tensor_shell(tensor: torch.Tensor) -> Shell:
     return shell(out.getvalue(), tensor.nbytes)
 
 
+_NO_PICKLE = (pickle.PickleError, AttributeError, TypeError, ValueError, RuntimeError)  # of foreign values
+
+
 def value_archive(name: str, value: object) -> bytes:
     """A value that is no tensor, as `torch.save` stores it. UsageError for what resuming would refuse to unpickle."""
     value = value.value if isinstance(value, Whole) else value
     if not is_plain(value):
         out = io.BytesIO()
-        torch.save(value, out)
         try:
+            torch.save(value, out)
             torch.load(io.BytesIO(out.getvalue()), weights_only=True)
-        except pickle.UnpicklingError as error:
-            words = str(error).split("\n")[0][:200]
+        except _NO_PICKLE as error:
             raise UsageError(
-                f"{name}: a {type(value).__name__} cannot be loaded without running foreign code: {words}",
-                "save tensors, numbers, text, bytes, None and dicts, lists and tuples of them",
-            ) from None
+                f"{name}: a {type(value).__name__} cannot be loaded without running foreign code",
+                "save tensors, numbers, text, bytes, None and dicts, lists and tuples of them; numpy's by .item()",
+            ) from error
         return out.getvalue()
     return plain_archive(value)
 
@@ -188,7 +191,10 @@ class Plan:
 def flat(state: Mapping[str, Any], coordinator: bool) -> DefaultSavePlanner:
     """torch's planner over a plain state."""
     planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(state), None, coordinator)
+    try:
+        planner.set_up_planner(dict(state), None, coordinator)
+    except ValueError as error:
+        raise UsageError(f"two parts of the state have one name: {error}", "names are joined by dots") from error
     return planner
 
 
@@ -196,6 +202,8 @@ def signature_of(planner: DefaultSavePlanner) -> tuple[object, ...]:
     """Equal as long as names, shapes, types and placements are: then the plan stays."""
     found: list[object] = []
     for name, value in planner.state_dict.items():
+        if isinstance(value, torch.Tensor) and (value.is_meta or value.is_quantized or is_lazy(value)):
+            raise UsageError(f"{name}: only tensors with memory of their own can be saved, not meta, lazy or quantized")
         if isinstance(value, DTensor):
             mesh = value.device_mesh
             found.append((name, value.shape, value.dtype, value.placements, mesh.mesh_dim_names, mesh.shape))

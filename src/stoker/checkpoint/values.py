@@ -67,11 +67,22 @@ class Status:
 
 def json_of(loader: HasState) -> bytes:
     """A loader's position. UsageError when it is no JSON."""
+    if not hasattr(loader, "state_dict"):
+        raise UsageError(f"a {type(loader).__name__} has no state_dict()", "give a stoker.Loader, or save it as a part")
     state = loader.state_dict()
     try:
+        if not isinstance(state, dict) or not _keys_are_text(state):
+            raise TypeError("a dict with text keys is expected")
         return json.dumps(state).encode()
     except (TypeError, ValueError) as error:
         raise UsageError(f"the loader's state is no JSON: {error}", "save it as a part of the state instead") from None
+
+
+def _keys_are_text(value: object) -> bool:
+    """JSON would turn all other keys into text without a word."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _keys_are_text(one) for key, one in value.items())
+    return not isinstance(value, list | tuple) or all(map(_keys_are_text, value))
 
 
 def finite(metrics: Mapping[str, float] | None) -> dict[str, float]:
@@ -99,6 +110,17 @@ def position_of(folder: Path, manifest: Manifest) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}/{LOADER}: cannot be read: {error}") from error
     return found if isinstance(found, dict) else None
+
+
+def put_back(loader: HasState | None, folder: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """Put the data loader where it was; its saved position. A checkpoint that has none is told of: samples would be
+    seen again, or not at all."""
+    position = position_of(folder, manifest)
+    if loader is not None and position is None:
+        _log.warning("stoker: resume: %s was saved without a data loader: this one stays where it is", manifest.attempt)
+    elif loader is not None:
+        loader.load_state_dict(dict(position or {}))
+    return position
 
 
 def choice(name: str, found: object, *allowed: str) -> None:
