@@ -96,6 +96,24 @@ def test_scrub_marks_what_is_damaged(place: Path, capsys: pytest.CaptureFixture[
     assert run_json(capsys, "ls", place)["checkpoints"][0]["state"] == "damaged"
 
 
+@pytest.mark.parametrize("name", ["data/__0_0.distcp", "MANIFEST.json"])
+def test_scrub_tells_of_files_that_are_gone(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """What was committed and lacks a file is damaged, though there is nothing to read back."""
+    names = [one.name for one in seen(place)]
+    (place / names[1] / name).unlink()
+    told = run_json(capsys, "scrub", place, code=1)
+    assert told["damaged"] == 1 and [bool(one["findings"]) for one in told["checkpoints"]] == [False, True, False]
+
+
+def test_a_run_log_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Missing or full of other things, it is wrong usage."""
+    code, _, err = run(capsys, "interval", "--mtbf", "8h", "--run-log", tmp_path / "none")
+    assert code == 2 and "cannot be read" in err
+    (tmp_path / "log").write_bytes(b'\xff\n[1]\n3\n{"event": "checkpoint_committed"}\n')
+    code, _, err = run(capsys, "interval", "--mtbf", "8h", "--run-log", tmp_path / "log")
+    assert code == 2 and "tells of no checkpoint" in err
+
+
 def test_push_and_pull(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To a folder and back into another: complete, verified, resumable; again there is nothing to do."""
     code, out, _ = run(capsys, "push", place, tmp_path / "far")

@@ -110,10 +110,14 @@ def _faults(tier: Tier, seen: Seen, manifest: Manifest) -> list[Fault]:
 
 
 def scrub(tier: Tier, told: Callable[[str, list[str]], None]) -> int:
-    """Read every complete checkpoint of a tier back and mark what was found; how many are not right."""
+    """Read every committed checkpoint of a tier back and mark what was found; how many are not right. One that is
+    marked as damaged was told before."""
     damaged = 0
     for seen in tier.look():
         if seen.manifest is None:
+            if seen.committed and DAMAGED not in seen.sizes:  # a file is gone or cut short
+                told(seen.name, [seen.fault or "is not complete"])
+                damaged += 1
             continue
         faults = _faults(tier, seen, seen.manifest)
         told(seen.name, [fault.words for fault in faults])
@@ -198,14 +202,19 @@ def clean(tier: Tier, *, age_s: float = PIECES_AGE_S_MIN, dry: bool, options: St
 def measured(run_log: Path) -> tuple[float, float]:
     """Median seconds that a save blocked, and until it was durable, from a run log's checkpoint lines."""
     blocked, durable = [], []
-    for line in run_log.read_text().splitlines():
+    try:
+        lines = run_log.read_text("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"{run_log}: cannot be read: {error.strerror}", "give a file that a run wrote") from None
+    for line in lines:
         try:
-            found: dict[str, Any] = json.loads(line)
-        except ValueError:
+            found: Any = json.loads(line)
+            if isinstance(found, dict) and found.get("event") == "checkpoint_committed":
+                both = float(found["blocked_s"]), float(found["durable_s"])
+                blocked.append(both[0])
+                durable.append(both[1])
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # the last line of a killed run may be half
-        if found.get("event") == "checkpoint_committed":
-            blocked.append(float(found["blocked_s"]))
-            durable.append(float(found["durable_s"]))
     if not blocked:
         raise UsageError(
             f"{run_log}: tells of no checkpoint", "run with STOKER_RUN_LOG set, or give --cost and --write"
