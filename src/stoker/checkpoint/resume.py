@@ -233,11 +233,13 @@ def untouched(state: Mapping[str, Any]) -> Iterator[None]:
     fresh = [one for one in state.values() if hasattr(one, "register_step_pre_hook") and not one.state]
     stepped = [one for optimizer in fresh for group in optimizer.param_groups for one in group["params"]]
     gradients = [(one, one.grad) for one in stepped if one.grad is not None]
+    chosen = False
     try:
         yield
-    except BaseException:
-        for optimizer in fresh:
-            optimizer.state.clear()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        raise
+        chosen = True
+    finally:
+        if not chosen:
+            for optimizer in fresh:
+                optimizer.state.clear()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
