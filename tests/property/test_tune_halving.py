@@ -25,7 +25,7 @@ def test_rounds_shrink_while_they_get_longer(candidates: int, seconds: float) ->
 
 @given(st.integers(9, 5000), st.floats(min_value=0.01, max_value=100))
 def test_halving_measures_for_a_fraction_of_the_full_time(candidates: int, seconds: float) -> None:
-    """From nine candidates on, two thirds at most of what measuring each for the full time takes; of many, ever less."""
+    """From nine candidates on, two thirds at most of what measuring each for the full time takes; of many less."""
     spent = sum(stage.candidates * stage.seconds for stage in rounds(candidates, seconds=seconds))
     assert spent < candidates * seconds * (0.66 if candidates < 30 else 0.35 if candidates < 100 else 0.18)
 
