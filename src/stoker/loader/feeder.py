@@ -21,6 +21,7 @@ import socket
 import sys
 import traceback
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from stoker.clock import SYSTEM
@@ -175,6 +176,8 @@ class Feeder:
         assert self._slab is not None
         self._feeders = feeders
         setting, limits = shared(self._job.work, feeders, self._slab.slots, self._slab.slots_max)
+        if self._workshop.gatherer is not None:  # memory is the limit: two threads would only wait for each other
+            setting = replace(setting, threads=1)
         engine.set(threads=setting.threads, readers=setting.readers)
         if self._governor is not None:
             self._governor.stop()
