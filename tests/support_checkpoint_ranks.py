@@ -133,6 +133,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort a process that tears itself down: "terminate called without …"
 
 
 main()

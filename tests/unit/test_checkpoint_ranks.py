@@ -122,6 +122,7 @@ def test_a_writer_of_another_rank_is_slow_and_then_killed(tmp_path: Path) -> Non
     """The others wait for the slow one; of the killed one the save is resubmitted; every save is committed."""
     job = launch(tmp_path, 2, "trouble")
     writer = pid_of(tmp_path, 1, "writer")
+    until((tmp_path / "0.step").exists, seconds=90)
     os.kill(writer, signal.SIGSTOP)
     reached = (tmp_path / "0.step").read_text()
     time.sleep(1)  # that long the disk of rank 1 takes nothing
