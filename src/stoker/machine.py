@@ -6,6 +6,7 @@ what a job may use, and passing the memory limit is a kill -9 without a message.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -46,6 +47,13 @@ def memory_bytes_free() -> int:
     if limit is not None and limit != "max" and used is not None:
         free = min(free, max(0, int(limit) - int(used)))
     return free
+
+
+def give_way(nice: int) -> None:
+    """Never preempt the training process: batch scheduling, which wakes up behind others, and a lower priority."""
+    with contextlib.suppress(PermissionError):  # a container may forbid it; then the run is only a little less smooth
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.nice(nice)
 
 
 def run_delay_s() -> float:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import stoker
 import stoker.torch
 from stoker.errors import MissingFieldError, SampleError, UsageError
+from stoker.pack import pack
 from stoker.torch import BatchSampler, IterableDataset, MapDataset, Number, Sampler, collate, normalize
 from support_dataset import jpeg, write_shards
 
@@ -337,3 +338,18 @@ def test_an_image_is_found_behind_a_map(dataset: stoker.Dataset) -> None:
     assert batch["png;jpg"].shape == (4, 8, 8, 3)
     with stoker.Loader(dataset, 4, fields={"image": stoker.image.CenterCrop(16)}, shuffle="none") as plain:
         assert torch.equal(batch["image"], next(iter(plain))["image"])
+
+
+def test_pixels_kept_by_a_format_are_cut_like_those_of_a_file(tmp_path: Path) -> None:
+    """Pictures packed decoded are cropped by a named decoder as the Loader crops them."""
+    (tmp_path / "raw" / "a").mkdir(parents=True)
+    for number in range(8):
+        (tmp_path / "raw" / "a" / f"{number}.jpg").write_bytes(jpeg(number))
+    pack(tmp_path / "raw", tmp_path / "out", predecode=24)
+    data = stoker.open(tmp_path / "out")
+    fields: dict[str, object] = {"image": stoker.image.RandomResizedCrop(16, flip=True)}
+    torchs = DataLoader(MapDataset(data, fields), batch_sampler=BatchSampler(data, 8, seed=2), collate_fn=collate)
+    with stoker.Loader(data, 8, seed=2, fields=fields) as loader:
+        one, other = next(iter(loader)), next(iter(torchs))
+    assert other["image"].shape == (8, 16, 16, 3)
+    assert torch.equal(one["image"], other["image"])

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from stoker.checkpoint.wire import Ear, receive, send
-from stoker.errors import CheckpointError
+from stoker.wire import Waiter, pair, receive, send
 
 STOP_S_MAX = 2.0
 
@@ -26,10 +25,8 @@ class Helper:
     """A background process of this one in a role of `worker`."""
 
     def __init__(self, role: str) -> None:
-        if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-            raise CheckpointError("stoker.Checkpointer needs Linux 5.3 or newer (memfd, pidfd)")
         self.role = role
-        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link, theirs = pair("stoker.Checkpointer")
         roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
             command = [sys.executable, "-P", "-m", "stoker.checkpoint.worker", role, str(theirs.fileno())]
@@ -39,8 +36,8 @@ class Helper:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
             )
-        self._ear = Ear(self.link, self._process.pid)
-        self._end = weakref.finalize(self, _end, self.link, self._process, self._ear, os.getpid())
+        self._waiter = Waiter(self.link, self._process.pid)
+        self._end = weakref.finalize(self, _end, self.link, self._process, self._waiter, os.getpid())
 
     @property
     def pid(self) -> int:
@@ -50,13 +47,13 @@ class Helper:
     def tell(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send it a message. EOFError when it is dead."""
         try:
-            send(self.link, message, descriptors)
+            send(self.link, message, tuple(descriptors))
         except OSError as error:
             raise EOFError(str(error)) from error
 
     def hear(self, timeout_s: float) -> tuple[str, Any] | None:
         """Its next message, or None at the timeout. EOFError when it is dead and left none."""
-        if not self._ear.wait(timeout_s):
+        if not self._waiter.wait(timeout_s):
             return None
         message, _ = receive(self.link)
         return message  # type: ignore[no-any-return]  # the wire carries our own pairs
@@ -74,7 +71,7 @@ class Helper:
         self._end()
 
 
-def _end(link: socket.socket, process: subprocess.Popen[bytes], ear: Ear, owner: int) -> None:
+def _end(link: socket.socket, process: subprocess.Popen[bytes], waiter: Waiter, owner: int) -> None:
     """Also the finalizer: at garbage collection and interpreter exit, but not in forked children."""
     if os.getpid() != owner:
         return
@@ -83,4 +80,4 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes], ear: Ear, owner:
     with contextlib.suppress(ProcessLookupError):
         process.kill()  # what it leaves half done has no marker
     process.wait()
-    ear.close()
+    waiter.close()

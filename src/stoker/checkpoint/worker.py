@@ -20,20 +20,14 @@ import threading
 from typing import Any
 
 from stoker.checkpoint.keeper import Keeper, KeeperJob
-from stoker.checkpoint.wire import Ear, receive, send
 from stoker.checkpoint.writer import WriteJob, write_rank
 from stoker.errors import CheckpointError, StokerError
+from stoker.machine import give_way
+from stoker.wire import Waiter, receive, send
 
 NICE = {"write": 5, "keep": 10}
 """Writing decides how soon a state is durable; reading back and uploading can wait."""
 FOREVER_S = 86_400.0
-
-
-def yield_to_trainer(nice: int) -> None:
-    """Never preempt the training step."""
-    with contextlib.suppress(PermissionError):  # a container may forbid it; then saving disturbs a little more
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.nice(nice)
 
 
 class _Writer:
@@ -63,26 +57,26 @@ class _Writer:
             view.release()
 
 
-def write(link: socket.socket, ear: Ear) -> None:
+def write(link: socket.socket, waiter: Waiter) -> None:
     """Serve until the trainer is gone."""
     writer = _Writer(link)
     while True:
-        while not ear.wait(FOREVER_S):
+        while not waiter.wait(FOREVER_S):
             pass
         (kind, value), descriptors = receive(link)
         writer.answer(kind, value, descriptors)
 
 
-def keep(link: socket.socket, ear: Ear) -> None:
+def keep(link: socket.socket, waiter: Waiter) -> None:
     """Look after the tiers when told to, and again on its own while something is left to do."""
-    while not ear.wait(FOREVER_S):
+    while not waiter.wait(FOREVER_S):
         pass
     (_, job), _ = receive(link)
     assert isinstance(job, KeeperJob)
     keeper = Keeper(job)
     wait_s, asked = FOREVER_S, 0  # not before the first word: `resume` may still be fetching what a look would sweep
     while True:
-        while ear.wait(wait_s):  # all that was asked meanwhile is one look
+        while waiter.wait(wait_s):  # all that was asked meanwhile is one look
             (_, asked), _ = receive(link)
             wait_s = 0.0
         try:
@@ -113,15 +107,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; its end is ours
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher signals the whole group, while `wait()` still needs us
     logging.basicConfig(format="%(message)s")
-    yield_to_trainer(NICE[role])
+    give_way(NICE[role])
     try:
         end_with(trainer)
     except ProcessLookupError:
         return
     with socket.socket(fileno=descriptor) as link, contextlib.suppress(EOFError, BrokenPipeError, ProcessLookupError):
-        ear = Ear(link, trainer)
+        waiter = Waiter(link, trainer)
         send(link, ("ready", os.getpid()))
-        {"write": write, "keep": keep}[role](link, ear)
+        {"write": write, "keep": keep}[role](link, waiter)
 
 
 if __name__ == "__main__":

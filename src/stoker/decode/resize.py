@@ -51,7 +51,9 @@ def _kernels() -> tuple[Kernel, Mirror]:
         return pillow_kernel, pillow_mirror
 
     def planes(pixels: Pixels) -> Any:
-        return torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
+        shown = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of what it must not write to
+
+    return torch.from_numpy(shown).permute(2, 0, 1).unsqueeze(0)
 
     def public(crop: Pixels, out: Pixels) -> None:
         small = torch.nn.functional.interpolate(planes(crop), out.shape[:2], mode="bilinear", antialias=True)

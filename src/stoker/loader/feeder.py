@@ -39,10 +39,12 @@ from stoker.loader.layout import SlotLayout, lay_out
 from stoker.loader.plan import shared, slots_within
 from stoker.loader.slab import Slab, create, grow
 from stoker.loader.steps import Steps, objects_ahead
-from stoker.loader.wire import Waiter, receive, send
 from stoker.loader.work import Workshop
+from stoker.machine import give_way
+from stoker.wire import Waiter, receive, send
 
 FOREVER_S = 86_400.0
+NICE = 5
 Message = tuple[str, Any]
 """Kind and value."""
 
@@ -51,13 +53,6 @@ def open_many_files() -> None:
     """Raise this process's limit of open files to what it may be: every mapped shard takes some."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def yield_to_trainer() -> None:
-    """Never preempt the training process: batch scheduling and a lower priority."""
-    with contextlib.suppress(PermissionError):  # a container may forbid it; then the run is only a little less smooth
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.nice(5)
 
 
 PROBES = 4
@@ -268,7 +263,7 @@ def main(arguments: list[str]) -> int:
     try:
         (path, data), _ = receive(link)
         sys.path[:] = path
-        yield_to_trainer()
+        give_way(NICE)
         open_many_files()
         job: Job = pickle.loads(data)
         quiet_pillow()

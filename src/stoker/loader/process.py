@@ -26,7 +26,7 @@ from stoker.loader.batch import Delivered, Failed
 from stoker.loader.control import Decision
 from stoker.loader.job import Job, Start, pack
 from stoker.loader.slab import Slab
-from stoker.loader.wire import Waiter, pair, receive, send
+from stoker.wire import Waiter, pair, receive, send
 
 SILENT_S_MAX = 20.0
 PROGRESS_S_MAX = 300.0
@@ -54,7 +54,7 @@ class FeederProcess:
         """How long the trainer waited in all, which the feeder is told."""
         self._freed: list[int] = []
         self._owner = os.getpid()
-        self._link, theirs = pair()
+        self._link, theirs = pair("stoker.Loader")
         roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
             self._process = subprocess.Popen(

@@ -7,27 +7,18 @@ sample that cannot be used is handled here (skipped, replaced, or raised); every
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from stoker.clock import SYSTEM
 from stoker.dataset import Located, RawSamples, SampleReader
-from stoker.dataset.read import MISSING
-from stoker.decode import resolve, takes_pixels
+from stoker.decode import takes_pixels
 from stoker.errors import MissingFieldError, SampleError
-from stoker.format.rows import resolve as stored_name
 from stoker.loader.arrays import Shape, as_array, fits
 from stoker.loader.batch import UNSET, Bad, Batch, Chunk
 from stoker.loader.job import Job, Sample
+from stoker.loader.values import REPLACE_TRIES, Decoding, Values, transformed
 from stoker.order import sample_seed
-
-AS_THEY_ARE = resolve(bytes)
-
-REPLACE_TRIES = 16
-"""Substitutes tried for a bad sample: with 1 % bad samples the chance that all fail is 10^-32."""
-
-Values = dict[str, Any]
 
 
 class Workshop:
@@ -36,6 +27,7 @@ class Workshop:
     def __init__(self, job: Job, reader: SampleReader) -> None:
         self._job = job
         self._reader = reader
+        self._decoding = Decoding(job.dataset, job.fields, job.natural)
         plain = job.transform is None and not job.dataset.maps
         self.names: frozenset[str] | None = None
         """The fields that the transform gives, once the first sample has shown them."""
@@ -96,31 +88,7 @@ class Workshop:
             return self._bad(batch, row, error, outs, transformed=False)
 
     def _values(self, raw: RawSamples, at: int, sample: int, epoch: int, outs: Mapping[str, np.ndarray]) -> Values:
-        job = self._job
-        draw = sample_seed(job.seed, epoch, sample)
-        source = raw.sample(at)
-        if job.dataset.maps:
-            source = job.dataset.mapped({**source, "__key__": raw.keys[at], "__index__": sample, "__seed__": draw})
-        values: Values = {}
-        for name, decoder in job.fields:
-            value = value_of(source, name) if job.dataset.maps else source.get(name, MISSING)
-            if value is MISSING:
-                raise MissingFieldError(
-                    f"the sample has no field {name!r}, but {', '.join(raw.names(at)) or 'nothing'}"
-                )
-            if isinstance(value, SampleError):
-                raise value
-            out = outs.get(name)
-            if isinstance(value, str) and not (job.natural and decoder == AS_THEY_ARE):
-                value = value.encode()  # a format's text, or a column's: it may still be a number to the reader
-            pixels = isinstance(value, np.ndarray) and not job.natural and takes_pixels(decoder)
-            if pixels or isinstance(value, bytes | memoryview):
-                value = decoder.decode(value, out, draw)
-            elif out is not None:
-                _assign(name, out, value)
-            if out is None:
-                values[name] = value
-        return values
+        return self._decoding.values(raw, at, sample, sample_seed(self._job.seed, epoch, sample), outs)
 
     def _bad(
         self, batch: Batch, row: int, error: SampleError, outs: Mapping[str, np.ndarray], *, transformed: bool
@@ -144,7 +112,7 @@ class Workshop:
     ) -> tuple[int, Values]:
         """Another sample in place of a bad one, as far along as that was: the same on every machine and resume."""
         for attempt in range(1, REPLACE_TRIES + 1):
-            other = sample_seed((self._job.seed + attempt) % 2**64, batch.epoch, sample) % len(self._job.dataset)
+            other = self._decoding.substitute(self._job.seed, batch.epoch, sample, attempt)
             raw = self._reader.read([other])
             try:
                 values = self._values(raw, 0, other, batch.epoch, outs)
@@ -167,14 +135,9 @@ class Workshop:
             return self._bad(batch, row, error, {}, transformed=True)
 
     def _apply(self, key: str, sample: int, epoch: int, values: Values) -> Sample:
-        given = {**values, "__key__": key, "__index__": sample, "__seed__": sample_seed(self._job.seed, epoch, sample)}
         assert self._job.transform is not None
-        result = self._job.transform(given)
-        if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
-            raise TypeError(
-                f"the transform must return a dict of named fields, found {type(result).__name__}: {result!r:.80}"
-            )
-        kept = {name: value for name, value in result.items() if not str(name).startswith("__")}
+        draw = sample_seed(self._job.seed, epoch, sample)
+        kept = transformed(self._job.transform, values, key=key, sample=sample, draw=draw)
         self._check_names(kept)
         return kept
 
@@ -209,16 +172,6 @@ class Workshop:
                 batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
 
 
-def value_of(source: Values, name: str) -> Any:
-    """The value that *name* means in a sample under its own names: "image" is any picture, "a;b" the first there is.
-
-    A reader that is asked for a name finds it so in the index; where `dataset.map` stands between, whole samples are
-    read, under the names that they are stored by. MISSING where there is none.
-    """
-    found = stored_name(name, tuple(source))
-    return MISSING if found is None else source[found]
-
-
 def as_stored(job: Job, shapes: Mapping[str, Shape]) -> bool:
     """Whether the fields come out of their decoders as they were stored."""
     for name, decoder in job.fields:
@@ -227,12 +180,3 @@ def as_stored(job: Job, shapes: Mapping[str, Shape]) -> bool:
         if decoder.shape is not None and (decoder.shape, str(decoder.dtype)) != shapes[name]:
             return False
     return True
-
-
-def _assign(name: str, out: np.ndarray, value: object) -> None:
-    """Put a value that needs no decoding where it belongs. SampleError when it is not of the field's shape and kind."""
-    given = as_array(value)
-    if given is None or not fits(name, given, out.shape, out.dtype):
-        found = type(value).__name__ if given is None else f"{given.dtype} of shape {given.shape}"
-        raise SampleError(f"field {name!r}: expected {out.dtype} of shape {out.shape}, found {found}")
-    out[...] = given

@@ -1,8 +1,8 @@
-"""Messages between trainer and feeder over one socket pair: a pickle each, and descriptors beside it.
+"""Messages between a trainer and its background processes over a socket pair: a pickle each, descriptors beside it.
 
 The socket keeps messages apart (SEQPACKET), so that one system call sends or takes one. Both ends are this program,
 started by each other, so pickle is safe here. A message over INLINE_BYTES_MAX (variable-size fields, many long keys)
-travels in a memfd of its own whose descriptor is passed along: a socket would copy it twice and could block the feeder.
+travels in a memfd of its own whose descriptor is passed along: a socket would copy it twice and could block the sender.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import select
 import socket
 from typing import Any
 
-from stoker.errors import FeederError
+from stoker.errors import StokerError
 
 INLINE_BYTES_MAX = 32_768
 """Well under the 208 KiB that a message of a Unix socket may have by default."""
@@ -30,7 +30,7 @@ def send(link: socket.socket, message: object, descriptors: tuple[int, ...] = ()
     if len(data) <= INLINE_BYTES_MAX:
         _send(link, _INLINE + data, descriptors)
         return
-    carrier = os.memfd_create("stoker-payload", os.MFD_CLOEXEC)
+    carrier = os.memfd_create("stoker-message", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(carrier), "wb") as out:
             out.write(data)
@@ -83,7 +83,7 @@ class Waiter:
 
     def wait(self, timeout_s: float) -> bool:
         """True when a message lies ready, False at the timeout; EOFError when the process died and left none."""
-        ready = dict(self._poll.poll(timeout_s * 1000))
+        ready = dict(self._poll.poll(max(0.0, timeout_s) * 1000))
         if ready.get(self.link.fileno(), 0) & select.POLLIN:
             return True
         if ready:
@@ -97,10 +97,8 @@ class Waiter:
             self._pidfd = -1
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends; the second is meant to be inherited by the feeder."""
+def pair(user: str) -> tuple[socket.socket, socket.socket]:
+    """Two connected ends; the second is meant to be inherited by a child. *user*: who to name where there are none."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
-        raise FeederError(
-            "stoker.Loader needs Linux 5.3 or newer (memfd, pidfd)", "elsewhere pack, index and plan work"
-        )
+        raise StokerError(f"{user} needs Linux 5.3 or newer (memfd, pidfd)", "elsewhere pack, index and plan work")
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

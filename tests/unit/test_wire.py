@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.loader.wire import INLINE_BYTES_MAX, Waiter, pair, receive, send
+from stoker.wire import INLINE_BYTES_MAX, Waiter, pair, receive, send
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Two connected ends."""
-    here, there = pair()
+    here, there = pair("a test")
     yield here, there
     here.close()
     there.close()
