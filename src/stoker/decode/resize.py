@@ -52,8 +52,7 @@ def _kernels() -> tuple[Kernel, Mirror]:
 
     def planes(pixels: Pixels) -> Any:
         shown = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of what it must not write to
-
-    return torch.from_numpy(shown).permute(2, 0, 1).unsqueeze(0)
+        return torch.from_numpy(shown).permute(2, 0, 1).unsqueeze(0)
 
     def public(crop: Pixels, out: Pixels) -> None:
         small = torch.nn.functional.interpolate(planes(crop), out.shape[:2], mode="bilinear", antialias=True)
