@@ -12,34 +12,17 @@ import pytest
 from stoker.cache import Cache
 from stoker.events import Events
 from stoker.store import ByteRange, Memory
+from support_disk import MEGABYTE, small_disk
 from support_store import Dataset, random_bytes, refs_of, until
 
-MEGABYTE = 1_000_000
 ONE = [ByteRange(10, 20)]
 
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a small ext4 of its own, and again with other options when called again; gone afterwards."""
-    image, place = tmp_path / "image", tmp_path / "disk"
-    place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(64 * MEGABYTE)
-
-    def mount(options: str) -> Path:
-        subprocess.run(["umount", str(place)], capture_output=True)
-        done = subprocess.run(
-            ["mount", "-o", f"loop,{options}", str(image), str(place)], capture_output=True, text=True
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount a loop device: {done.stderr.strip()}")
-        return place
-
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a loop device")
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", str(place)], capture_output=True)
+    """A disk of 64 MB."""
+    with small_disk(tmp_path, 64) as mount:
+        yield mount
 
 
 def filled(count: int, size: int) -> Memory:

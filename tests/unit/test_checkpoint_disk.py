@@ -14,33 +14,15 @@ import torch
 import stoker
 from stoker.errors import CheckpointError
 from support_checkpoint import complete, same, saved, seen
+from support_disk import MEGABYTE, small_disk
 from support_store import until
-
-MEGABYTE = 1_000_000
 
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts an ext4 of 40 MB, and again with other options when called again; gone afterwards."""
-    image, place = tmp_path / "image", tmp_path / "disk"
-    place.mkdir()
-    with image.open("wb") as file:
-        file.truncate(40 * MEGABYTE)
-
-    def mount(options: str) -> Path:
-        subprocess.run(["umount", str(place)], capture_output=True)
-        done = subprocess.run(
-            ["mount", "-o", f"loop,{options}", str(image), str(place)], capture_output=True, text=True
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount a loop device: {done.stderr.strip()}")
-        return place
-
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a loop device")
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", str(place)], capture_output=True)
+    """A disk of 40 MB."""
+    with small_disk(tmp_path, 40) as mount:
+        yield mount
 
 
 def state(value: float) -> dict[str, Any]:
