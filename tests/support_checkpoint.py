@@ -71,7 +71,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def everything(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """A copy of all that a run would have to restore."""
     state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
-    return _copied(state)  # type: ignore[no-any-return]
+    return _copied(state)
 
 
 def _copied(value: Any) -> Any:

@@ -138,7 +138,7 @@ def child(local: Path, number: int, at: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     disk.watch = watch
-    keeper_module.connect = connect_watched  # type: ignore[assignment]
+    keeper_module.connect = connect_watched
     try:
         cycle(local, number)
     except (StokerError, OSError):

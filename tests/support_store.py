@@ -97,7 +97,7 @@ class Flaky(Around):
         result = work() if reason is None or self.after else None
         if reason is not None:
             raise transient(f"{self.url}: {call.key!r}: planned", reason)
-        return result  # type: ignore[return-value]
+        return result
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         reason = next(self._failures, None)

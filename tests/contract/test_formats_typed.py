@@ -25,7 +25,7 @@ class TestMDS(FormatSuite):
     def format(self) -> Format:
         return FORMATS["mds"]
 
-    def writer(self, out: BinaryIO) -> MDSWriter:  # type: ignore[override]  # it takes values of more types
+    def writer(self, out: BinaryIO) -> MDSWriter:
         return MDSWriter(out)
 
     @pytest.fixture
@@ -66,7 +66,7 @@ class TestTFRecord(FormatSuite):
     def format(self) -> Format:
         return FORMATS["tfrecord"]
 
-    def writer(self, out: BinaryIO) -> TFRecordWriter:  # type: ignore[override]  # it takes values of more types
+    def writer(self, out: BinaryIO) -> TFRecordWriter:
         return TFRecordWriter(out)
 
     def test_nothing_is_no_shard(self) -> None:

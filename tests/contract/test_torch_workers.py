@@ -67,7 +67,7 @@ def test_order_and_augmentation_are_the_same_in_workers(dataset: stoker.Dataset,
     if kind == "map":
         loader = DataLoader(samples, batch_sampler=batches, collate_fn=collate, **options)
     else:
-        loader = DataLoader(IterableDataset(samples, batches), batch_size=None, **options)  # type: ignore[assignment]
+        loader = DataLoader(IterableDataset(samples, batches), batch_size=None, **options)
     for epoch in range(2):
         batches.set_epoch(epoch)
         assert seen(loader) == expected[epoch]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ def lines(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in raw.split("\n")[:-1]]
 
 
+def reached(log: Path, wanted: int, process: subprocess.Popen[str]) -> bool:
+    """Whether a run logged so many steps, or ended."""
+    return len(lines(log)) >= wanted or process.poll() is not None
+
+
 def finish(process: subprocess.Popen[str]) -> None:
     """A run that must end well."""
     _, err = process.communicate(timeout=120)
@@ -93,7 +99,7 @@ def test_a_killed_run_goes_on_to_the_bit(
         before = len(lines(tmp_path / "log"))
         process = start(data, tmp_path / "ck", tmp_path / "log", *more)
         wanted = before + rng.randrange(2, 25)
-        until(lambda: len(lines(tmp_path / "log")) >= wanted or process.poll() is not None, seconds=60)  # noqa: B023
+        until(partial(reached, tmp_path / "log", wanted, process), seconds=60)
         time.sleep(rng.uniform(0, 0.02))
         helpers = children(process.pid)
         process.kill()

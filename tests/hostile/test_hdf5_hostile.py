@@ -43,7 +43,7 @@ def digest(file: Hdf5File, rows: int, dtype: np.dtype[Any]) -> str:
     values = file.read(range(rows), "x")
     if dtype.kind != "V":
         values = [np.asarray(one, dtype.base) for one in values]  # in the file's byte order
-    return hashlib.sha256(b"".join(one if isinstance(one, bytes) else one.tobytes() for one in values)).hexdigest()  # type: ignore[attr-defined]
+    return hashlib.sha256(b"".join(one if isinstance(one, bytes) else one.tobytes() for one in values)).hexdigest()
 
 
 def test_every_dataset_of_the_key_is_accounted_for(shared_data: Path) -> None:

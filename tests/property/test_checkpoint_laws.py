@@ -44,28 +44,28 @@ class Tiers(RuleBasedStateMachine):
     @rule(choice=data())
     def verify(self, choice: object) -> None:
         """A local checkpoint is read back."""
-        name = choice.draw(sampled_from(sorted(self.local)))  # type: ignore[attr-defined]
+        name = choice.draw(sampled_from(sorted(self.local)))
         self.local[name] = replace(self.local[name], verified=True)
 
     @precondition(lambda self: self.ever)
     @rule(choice=data())
     def rewind(self, choice: object) -> None:
         """Training goes back: a new lineage begins at an older step."""
-        name = choice.draw(sampled_from(sorted(self.ever)))  # type: ignore[attr-defined]
+        name = choice.draw(sampled_from(sorted(self.ever)))
         self.step, self.lineage = self.ever[name].step, self.lineage + 1
 
     @precondition(lambda self: self.local)
     @rule(choice=data(), pinned=booleans())
     def pin(self, choice: object, pinned: bool) -> None:
         """A person pins, or unpins."""
-        name = choice.draw(sampled_from(sorted(self.local)))  # type: ignore[attr-defined]
+        name = choice.draw(sampled_from(sorted(self.local)))
         self.local[name] = replace(self.local[name], pinned=pinned)
 
     @precondition(lambda self: self.far)
     @rule(choice=data())
     def upload(self, choice: object) -> None:
         """The most urgent upload succeeds; at a remote, complete is verified."""
-        remote = choice.draw(integers(0, self.remotes - 1))  # type: ignore[attr-defined]
+        remote = choice.draw(integers(0, self.remotes - 1))
         wanted = to_upload(list(self.local.values()), list(self.far[remote].values()), self.keep)
         if self.local:
             newest = max(self.local.values(), key=lambda one: one.number)
@@ -91,7 +91,7 @@ class Tiers(RuleBasedStateMachine):
     @rule(choice=data())
     def expire_there(self, choice: object) -> None:
         """The same at a remote."""
-        remote = choice.draw(integers(0, self.remotes - 1))  # type: ignore[attr-defined]
+        remote = choice.draw(integers(0, self.remotes - 1))
         for name in expired_remote(list(self.far[remote].values()), self.keep):
             gone = self.far[remote].pop(name)
             newer = [o for o in self.far[remote].values() if o.lineage == gone.lineage and o.number > gone.number]

@@ -75,7 +75,7 @@ def test_written_here(shard: tuple[Mapping[str, Mapping[str, Any]], frozenset[st
     """h5py and stoker read what stoker wrote: keys, order, values, types."""
     samples, ragged = shard
     with tempfile.TemporaryDirectory() as folder:
-        path = write_hdf5(Path(folder) / "x.h5", samples, compression=compression, ragged=ragged)  # type: ignore[arg-type]
+        path = write_hdf5(Path(folder) / "x.h5", samples, compression=compression, ragged=ragged)
         scan = scan_hdf5(path, "x.h5")
         assert not scan.findings
         assert [one.key for one in scan.samples] == list(samples)

@@ -51,4 +51,4 @@ def test_the_verdict_is_that_of_the_narrowest_stage(demand: Demand, supply: Supp
     assert able == min(stage.supply_samples_per_s for stage in found.stages)
     assert (found.idle_share > 0) == (able < demand.samples_per_s)
     assert found.idle_share == 0 or found.verdict == "starved"
-    assert math.isfinite(found.to_dict()["supply_samples_per_s"] or 0)  # type: ignore[arg-type]
+    assert math.isfinite(found.to_dict()["supply_samples_per_s"] or 0)

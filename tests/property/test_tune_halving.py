@@ -45,7 +45,7 @@ def test_the_best_survives_all_rounds(values: list[float]) -> None:
 def test_the_choice_is_the_cheapest_that_is_enough(values: list[float], enough: float) -> None:
     """Enough, or within 3 % of the best; and nothing cheaper is."""
     options: dict[str, object] = {"rate": values.__getitem__, "cost": lambda one: one}
-    chosen = cheapest_of_the_best(range(len(values)), **options, enough=enough)  # type: ignore[arg-type]
+    chosen = cheapest_of_the_best(range(len(values)), **options, enough=enough)
     assert chosen is not None
     line = min(enough, 0.97 * max(values))
     assert values[chosen] >= line

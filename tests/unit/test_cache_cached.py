@@ -47,7 +47,7 @@ def files_in(cache: Cache, folder: str) -> list[str]:
 
 def check(store: Store, objects: object, ref: ObjectRef, ranges: list[ByteRange]) -> tuple[int, int]:
     """Read and compare with the store; gives cached and stored bytes."""
-    read = objects.read(ref, ranges)  # type: ignore[attr-defined]
+    read = objects.read(ref, ranges)
     whole = store.get(ref.key)
     assert [bytes(data) for data in read.data] == [whole[piece.start : piece.stop] for piece in ranges]
     return read.cached_bytes, read.stored_bytes
@@ -92,7 +92,7 @@ def test_what_has_arrived_is_served_from_disk(tmp_path: Path, big: Memory) -> No
 
         go = threading.Event()
 
-        def get_ranges(self, key: str, ranges: list[ByteRange], *, version: str | None = None) -> list[bytes]:  # type: ignore[override]
+        def get_ranges(self, key: str, ranges: list[ByteRange], *, version: str | None = None) -> list[bytes]:
             if ranges[0].start >= 8 << 20 and len(ranges[0]) > 100:
                 assert self.go.wait(30)
             return super().get_ranges(key, ranges, version=version)
@@ -132,7 +132,7 @@ def test_a_range_past_the_end_is_an_error_everywhere(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(StoreError, match=ref.key):
                 objects.read(ref, past)
-            until(lambda ref=ref: cache.contains(memory, ref))  # type: ignore[misc]
+            until(lambda ref=ref: cache.contains(memory, ref))
     objects.close()
 
 
@@ -238,7 +238,7 @@ def test_a_passing_fault_is_cured_by_a_second_fetch(tmp_path: Path, big: Memory)
     class Flipping(Counting):
         left = 1
 
-        def get_ranges(self, key: str, ranges: list[ByteRange], *, version: str | None = None) -> list[bytes]:  # type: ignore[override]
+        def get_ranges(self, key: str, ranges: list[ByteRange], *, version: str | None = None) -> list[bytes]:
             found = super().get_ranges(key, ranges, version=version)
             if self.left:
                 self.left = 0
@@ -248,7 +248,7 @@ def test_a_passing_fault_is_cured_by_a_second_fetch(tmp_path: Path, big: Memory)
     store, cache = Flipping(big), Cache(tmp_path / "c")
     ref = refs_of(big, digests=True)[0]
     assert cache.warm(Dataset(store, [ref])).admitted_objects == 1
-    assert cache.path.joinpath("objects", ref.digest[:2], ref.digest).read_bytes() == big.get("a")  # type: ignore[index]
+    assert cache.path.joinpath("objects", ref.digest[:2], ref.digest).read_bytes() == big.get("a")
 
 
 def test_a_foreign_digest_is_learned_and_kept(tmp_path: Path, big: Memory) -> None:
@@ -264,7 +264,7 @@ def test_a_foreign_digest_is_learned_and_kept(tmp_path: Path, big: Memory) -> No
     class Lying(Counting):
         """Says that nothing changed."""
 
-        def get_ranges(self, key: str, ranges: list[ByteRange], *, version: str | None = None) -> list[bytes]:  # type: ignore[override]
+        def get_ranges(self, key: str, ranges: list[ByteRange], *, version: str | None = None) -> list[bytes]:
             return other.get_ranges(key, ranges)
 
     with pytest.raises(

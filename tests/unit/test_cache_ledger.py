@@ -25,7 +25,7 @@ def test_sums_follow_what_comes_and_goes(tmp_path: Path) -> None:
     fill(ledger)
     ledger.publish("n0", 10, url="u", key="k0", digest="other")
     assert ledger.totals() == Totals(30, 3, 0, 0) and ledger.digest("n0") == "d0" and ledger.digest("x") is None
-    assert ledger.reserve("me", "a", 7, lambda *used: seen.append(used) or "") == ""  # type: ignore[func-returns-value]
+    assert ledger.reserve("me", "a", 7, lambda *used: seen.append(used) or "") == ""
     assert ledger.reserve("me", "b", 7, lambda *used: f"{used} used") == "(30, 7) used"
     assert seen == [(30, 0)] and ledger.reserved_bytes() == 7
     ledger.release("a")

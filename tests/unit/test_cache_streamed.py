@@ -246,7 +246,7 @@ def test_open_files_are_bounded(tmp_path: Path) -> None:
         path.write_bytes(path.name.encode())
     held = files.get_or_open("0", lambda: os.open(paths[0], os.O_RDONLY))
     for path in paths:
-        files.get_or_open(path.name, lambda path=path: os.open(path, os.O_RDONLY))  # type: ignore[misc]
+        files.get_or_open(path.name, lambda path=path: os.open(path, os.O_RDONLY))
     assert len(open_below(tmp_path)) == 4 and os.pread(held.fd, 9, 0) == b"0" and files.get("0") is None
     del held
     files.close()

@@ -139,7 +139,7 @@ def test_a_pinned_checkpoint_stays(place: Path, capsys: pytest.CaptureFixture[st
     with stoker.Checkpointer(place, keep=1) as ck:
         ck.resume()
         saved(ck, 5, STATE)
-    assert 1 not in complete(place) or seen(place)[0].manifest.lineage != seen(place)[-1].manifest.lineage  # type: ignore[union-attr]
+    assert 1 not in complete(place) or seen(place)[0].manifest.lineage != seen(place)[-1].manifest.lineage
 
 
 def test_export_to_one_file(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_room_that_others_take_meanwhile(mounted: Callable[[str], Path], monkeyp
         "(ImageFile('data/__0_0.distcp', 0, 8 << 20),), {}, 'x');"
         "writer.write_rank(job, memoryview(image))"
     )
-    done = subprocess.run([os.sys.executable, "-c", code], capture_output=True, text=True, check=False)  # type: ignore[attr-defined]
+    done = subprocess.run([os.sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "No space left on device" in done.stderr
     assert complete(place / "ck") == [1] and len(seen(place / "ck")) == 1
     (place / "others").unlink()
@@ -138,7 +138,7 @@ def test_a_disk_that_dies(mounted: Callable[[str], Path], tmp_path: Path) -> Non
     with stoker.Checkpointer(place / "ck", tmp_path / "far", keep=1) as ck:
         name = saved(ck, 1, state(1))
         assert ck.wait(60, remote=True)
-        ck._household.wait_idle(30)  # type: ignore[union-attr]
+        ck._household.wait_idle(30)
         device = subprocess.run(
             ["findmnt", "-no", "SOURCE", str(place)], capture_output=True, text=True, check=True
         ).stdout

@@ -53,7 +53,7 @@ def test_a_local_place_that_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be made"):
         stoker.Checkpointer(tmp_path / "file" / "below")
     with pytest.raises(UsageError, match="folders or URLs"):
-        stoker.Checkpointer(None)  # type: ignore[arg-type]
+        stoker.Checkpointer(None)
 
 
 class Partly(torch.nn.Module):

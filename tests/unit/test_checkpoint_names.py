@@ -26,10 +26,10 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 
 def groups(network: torch.nn.Module) -> list[dict[str, Any]]:
     """Two groups, out of the modules' order."""
-    first, second = network[0], network[3]  # type: ignore[index]
+    first, second = network[0], network[3]
     return [
         {"params": list(second.parameters()), "lr": 0.01},
-        {"params": [*network[1].parameters(), *first.parameters()], "weight_decay": 0.1},  # type: ignore[index]
+        {"params": [*network[1].parameters(), *first.parameters()], "weight_decay": 0.1},
     ]
 
 
@@ -56,8 +56,8 @@ def test_what_changed_goes_the_long_way() -> None:
     model_state(network), optimizer_state(network, optimizer)
     network.register_buffer("extra", torch.ones(3))
     assert shortcut.model_state(network) is None and "extra" in model_state(network)
-    fresh = torch.nn.Parameter(torch.zeros_like(network[0].weight))  # type: ignore[index]
-    network[0].weight = fresh  # type: ignore[index,assignment]
+    fresh = torch.nn.Parameter(torch.zeros_like(network[0].weight))
+    network[0].weight = fresh
     assert torch.equal(model_state(network)["0.weight"], torch.zeros_like(fresh))
     optimizer.param_groups[1]["params"][2] = fresh
     assert shortcut.optimizer_state(optimizer) is None

@@ -66,7 +66,7 @@ def test_other_names_are_no_attempts(name: str) -> None:
 def test_a_step_is_a_count(step: object) -> None:
     """Anything else is wrong usage."""
     with pytest.raises(UsageError, match="whole number"):
-        Attempt.new(step, 0)  # type: ignore[arg-type]
+        Attempt.new(step, 0)
 
 
 # --- manifests ---
@@ -176,7 +176,7 @@ def test_an_archive_beyond_4_gib_takes_the_long_form() -> None:
             behind = begin - len(one.head) - count
             return one.tail[behind : behind + size] if behind >= 0 else one.head[begin : begin + size]
 
-    with zipfile.ZipFile(Hole()) as found:  # type: ignore[type-var]
+    with zipfile.ZipFile(Hole()) as found:
         assert found.getinfo("archive/data/0").file_size == count
         assert found.read("archive/version") == b"3\n"
 
@@ -216,7 +216,7 @@ def test_keep_takes_counts_and_tiers() -> None:
 def test_keep_refuses_what_it_does_not_know(value: object) -> None:
     """At least one is always kept; typing errors are found."""
     with pytest.raises(UsageError, match="keep"):
-        Keep.of(value)  # type: ignore[arg-type]
+        Keep.of(value)
 
 
 def test_without_a_remote_only_a_verified_newer_one_lets_go() -> None:

@@ -95,7 +95,7 @@ def test_a_damaged_local_file_is_fetched(server: Server, tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     step, live = resumed(tmp_path / "ck", url, options)
     assert step == 1 and same(live, state(1)) and untouched.stat().st_mtime_ns == before
-    assert list(Tier(connect(str(tmp_path / "ck"))).faults(seen(tmp_path / "ck")[0].manifest)) == []  # type: ignore[arg-type]
+    assert list(Tier(connect(str(tmp_path / "ck"))).faults(seen(tmp_path / "ck")[0].manifest)) == []
 
 
 def test_an_outage_costs_nothing(
@@ -268,7 +268,7 @@ def test_two_remotes_are_served_each_for_itself(server: Server, proxy: FaultProx
         proxy.plan = FaultPlan(unavailable_rate=1.0)
         for step in (2, 3):
             saved(ck, step, state(step))
-            until(lambda step=step: complete(tmp_path / "lustre")[-1:] == [step])  # type: ignore[misc]
+            until(lambda step=step: complete(tmp_path / "lustre")[-1:] == [step])
         assert complete(tmp_path / "ck")[-2:] == [2, 3]
         proxy.plan = FaultPlan()
         saved(ck, 4, state(4))

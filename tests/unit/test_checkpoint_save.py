@@ -232,7 +232,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     """By name, with what is allowed."""
     for arguments in ({"mode": "fast"}, {"on_full": "drop"}, {"keep": 0}):
         with pytest.raises(UsageError):
-            stoker.Checkpointer(tmp_path, **arguments)  # type: ignore[arg-type]
+            stoker.Checkpointer(tmp_path, **arguments)
     with pytest.raises(UsageError, match="local must be a folder"):
         stoker.Checkpointer("s3://bucket/x")
     with stoker.Checkpointer(tmp_path) as ck:

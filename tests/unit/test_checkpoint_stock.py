@@ -76,9 +76,9 @@ def test_a_save_that_died_over_an_older_one(tmp_path: Path) -> None:
     """torch mixes two steps into one state; stoker never writes over anything, so step 1 is still there, whole."""
     stock = str(tmp_path / "stock")
     writer = {"thread_count": 2, "single_file_per_rank": True}
-    dcp.save(state(1.0), storage_writer=FileSystemWriter(stock, **writer))  # type: ignore[arg-type]
+    dcp.save(state(1.0), storage_writer=FileSystemWriter(stock, **writer))
     shutil.copytree(stock, tmp_path / "first")
-    dcp.save(state(2.0), storage_writer=FileSystemWriter(stock, **writer))  # type: ignore[arg-type]
+    dcp.save(state(2.0), storage_writer=FileSystemWriter(stock, **writer))
     shutil.copy(tmp_path / "first/__0_1.distcp", Path(stock) / "__0_1.distcp")  # as if it died before this file
     live = state(0.0)
     dcp.load(live, checkpoint_id=stock)
@@ -222,7 +222,7 @@ def test_dicts_whose_keys_are_no_text(tmp_path: Path) -> None:
     with stoker.Checkpointer(tmp_path / "ck") as ck:
         saved(ck, 1, {"scheduler": scheduler})
         assert ck.resume({"scheduler": other}) is not None
-    assert other.milestones == scheduler.milestones  # type: ignore[attr-defined]
+    assert other.milestones == scheduler.milestones
 
 
 def test_saves_that_overlap(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_what_is_written_is_found() -> None:
         for place in entry.fields:
             value = decode_value(place.codec, data[place.offset : place.offset + place.length])
             assert np.array_equal(value, values[place.name])
-            assert value.dtype == np.asarray(values[place.name]).dtype  # type: ignore[attr-defined]
+            assert value.dtype == np.asarray(values[place.name]).dtype
     assert arrays_bytes(SAMPLES) == data
 
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_held(values: dict[str, object], message: str) -> None:
 
 def test_a_writer_dies_of_its_first_error() -> None:
     """After a failed write nothing more can be added."""
-    writer = ArraysWriter(BrokenFile(room=1_000))  # type: ignore[arg-type]
+    writer = ArraysWriter(BrokenFile(room=1_000))
     with pytest.raises(OSError, match="No space left"):
         for n in range(1_000):
             writer.add(str(n), {"x": np.zeros(100)})

@@ -165,7 +165,7 @@ def test_cls_counts_in_the_sorted_labels() -> None:
 def rows(**columns: list[object]) -> dict[str, ManifestRow]:
     names = [name for name in columns if name != "path"]
     return {
-        str(path): ManifestRow(at + 1, {name: columns[name][at] for name in names})  # type: ignore[misc]
+        str(path): ManifestRow(at + 1, {name: columns[name][at] for name in names})
         for at, path in enumerate(columns["path"])
     }
 

@@ -90,13 +90,13 @@ def test_values(tmp_path: Path) -> None:
     file = open_hdf5(path)
     got = {name: file.read([1, 0], name) for name in file._names}
     file.close()
-    assert got["number"] == [2, 1] and got["number"][0].dtype == np.float16  # type: ignore[attr-defined]
-    assert got["big"][0].tolist() == [3, 4, 5] and got["big"][0].dtype == np.dtype("=i4")  # type: ignore[attr-defined]
+    assert got["number"] == [2, 1] and got["number"][0].dtype == np.float16
+    assert got["big"][0].tolist() == [3, 4, 5] and got["big"][0].dtype == np.dtype("=i4")
     assert (got["text"], got["fixed"]) == (["b", "ä"], [b"\xff", "ab"])
     assert [bool(one) for one in got["truth"]] == [False, True]
-    assert got["record"][0]["b"] == 4.5  # type: ignore[index]
+    assert got["record"][0]["b"] == 4.5
     assert (got["opaque"], got["bytes"]) == ([b"\2\3", b"\0\1"], [b"", b"abc"])
-    assert [one.tolist() for one in got["ragged"]] == [[], [1, 2, 3]]  # type: ignore[attr-defined]
+    assert [one.tolist() for one in got["ragged"]] == [[], [1, 2, 3]]
     assert got["texts"] == [["c", "d"], ["a", "b"]]
 
 
@@ -137,7 +137,7 @@ def test_threads_read_side_by_side(tmp_path: Path) -> None:
     def work(seed: int) -> None:
         rows = np.random.default_rng(seed).integers(0, 500, 50).tolist()
         for row, value in zip(rows, file.read(rows, "x"), strict=True):
-            if not (value == row).all():  # type: ignore[union-attr]
+            if not (value == row).all():
                 failures.append((seed, row))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
@@ -271,7 +271,7 @@ def test_many_flushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ragged=frozenset({"r"}), compression="gzip",
     )  # fmt: skip
     file = open_hdf5(path)
-    assert [one[0] for one in file.read(range(300), "x")] == list(range(300))  # type: ignore[index]
+    assert [one[0] for one in file.read(range(300), "x")] == list(range(300))
     assert file.lengths("r").tolist() == [n % 5 for n in range(300)]
     assert file.lengths("b").tolist() == list(range(300))
     assert file.lengths("x").tolist() == [500] * 300

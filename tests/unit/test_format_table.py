@@ -57,11 +57,11 @@ def test_values(tmp_path: Path, layout: str) -> None:
     file = open_table(path)
     got = {name: file.read([0, 1], name) for name in table.column_names}
     file.close()
-    assert got["i"] == [1, None] and got["i"][0].dtype == np.int16  # type: ignore[union-attr]
-    assert got["f"][1].dtype == np.float32 and got["k"] == [True, False]  # type: ignore[attr-defined]
+    assert got["i"] == [1, None] and got["i"][0].dtype == np.int16
+    assert got["f"][1].dtype == np.float32 and got["k"] == [True, False]
     assert (got["t"], got["b"], got["fixed"]) == (["ä", None], [b"\0\1", b""], [b"ab", b"cd"])
-    assert [one.tolist() for one in got["l"]] == [[1, 2], []]  # type: ignore[attr-defined]
-    assert {one.dtype for one in got["l"]} == {np.dtype("int32")}  # type: ignore[attr-defined]
+    assert [one.tolist() for one in got["l"]] == [[1, 2], []]
+    assert {one.dtype for one in got["l"]} == {np.dtype("int32")}
     assert (got["n"], got["s"], got["d"]) == ([[1, None], None], [["a"], ["b", "c"]], ["x", "y"])
     assert got["ts"] == [np.datetime64(1, "ns"), np.datetime64(2, "ns")]
     assert got["o"] == [{"p": 1}, None]
@@ -179,7 +179,7 @@ def test_many_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_table(tmp_path / "x.parquet", {str(n): {"x": np.full(500, n, np.int32)} for n in range(100)})
     assert pq.ParquetFile(path).metadata.num_row_groups > 5
     file = open_table(path)
-    assert [int(one[0]) for one in file.read(range(100), "x")] == list(range(100))  # type: ignore[index]
+    assert [int(one[0]) for one in file.read(range(100), "x")] == list(range(100))
     file.close()
 
 

@@ -94,7 +94,7 @@ def test_rows_of_arrays(tmp_path: Path) -> None:
 def test_windows(tmp_path: Path, kind: str, eos: int | None, windows: Any) -> None:
     """Windows over documents with and without heads, over shards, with end tokens, however they are cut."""
     told = WRITERS[kind](tmp_path, documents(11, COUNTS))
-    dataset = tokens(stoker.open(tmp_path), **told, length=64, eos=eos, windows=windows)  # type: ignore[arg-type]
+    dataset = tokens(stoker.open(tmp_path), **told, length=64, eos=eos, windows=windows)
     found = gatherer(dataset, "tokens", "document")
     assert found is not None
     samples = [*range(min(20, len(dataset))), len(dataset) - 1, len(dataset) // 2]

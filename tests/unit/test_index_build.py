@@ -18,7 +18,7 @@ from support_format import fill, photos, shard
 
 
 def built(store: Memory | Local, tmp_path: Path, **options: object) -> Index:
-    chosen = Options(**options)  # type: ignore[arg-type]
+    chosen = Options(**options)
     build(source_of(store, chosen, workers=2), Local(tmp_path), "built", damaged=chosen.damaged)
     return Index(tmp_path / "built")
 
@@ -185,7 +185,7 @@ def test_large_fields_are_skipped_over(tmp_path: Path) -> None:
 
     class Counting(Local):
         def get_ranges(self, key: str, ranges: object, *, version: str | None = None) -> list[bytes]:
-            data = super().get_ranges(key, ranges, version=version)  # type: ignore[arg-type]
+            data = super().get_ranges(key, ranges, version=version)
             calls.append(sum(map(len, data)))
             return data
 

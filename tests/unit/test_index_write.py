@@ -162,7 +162,7 @@ def test_a_value_of_another_type_is_an_error(kind: type, value: object) -> None:
         pytest.raises(ShardError, match="column 'c'"),
         IndexWriter(Memory(), format="x", columns={"c": kind}) as writer,
     ):
-        writer.add_shard(ref("s.tar"), [SampleEntry("k", (), {"c": value})])  # type: ignore[dict-item]
+        writer.add_shard(ref("s.tar"), [SampleEntry("k", (), {"c": value})])
         writer.commit()
 
 

@@ -47,6 +47,6 @@ def test_no_wait_has_no_parts() -> None:
 def test_parts_add_up_to_the_wait(start: int, length: int, intervals: list[tuple[str, int, int]]) -> None:
     """Whatever the timeline, every second of the wait is charged exactly once."""
     timeline = [(stage, float(begin), float(begin + size)) for stage, begin, size in intervals]
-    parts = attribute(float(start), float(start + length), timeline)  # type: ignore[arg-type]
+    parts = attribute(float(start), float(start + length), timeline)
     assert sum(parts.values()) == pytest.approx(length)
     assert all(seconds > 0 for seconds in parts.values())

@@ -32,7 +32,7 @@ def loader(dataset: stoker.Dataset) -> Iterator[stoker.Loader]:
 
 def numbers(batches: object) -> list[int]:
     """Sample numbers of batches, in order."""
-    return [int(i) for batch in batches for i in batch["__index__"]]  # type: ignore[attr-defined]
+    return [int(i) for batch in batches for i in batch["__index__"]]
 
 
 def test_an_epoch_visits_samples_once_in_a_shuffled_order(loader: stoker.Loader) -> None:
@@ -224,7 +224,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(
 ) -> None:
     """The message names the argument and what was found."""
     with pytest.raises(UsageError, match=words):
-        stoker.Loader(dataset, 4, **arguments)  # type: ignore[arg-type]
+        stoker.Loader(dataset, 4, **arguments)
 
 
 def test_a_device_gets_copies(dataset: stoker.Dataset) -> None:

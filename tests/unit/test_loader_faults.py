@@ -168,7 +168,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(dataset: stoker.
         with pytest.raises(UsageError, match=r"transform\.held \(a socket\)"):
             stoker.Loader(dataset, 5, fields={"cls": int}, transform=transform)
     with pytest.raises(UsageError, match="transform"):
-        stoker.Loader(dataset, 5, fields={"cls": int}, transform=threading.Lock())  # type: ignore[arg-type]
+        stoker.Loader(dataset, 5, fields={"cls": int}, transform=threading.Lock())
 
 
 def test_transforms_make_fields(dataset: stoker.Dataset) -> None:

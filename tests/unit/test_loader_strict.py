@@ -142,7 +142,7 @@ def test_a_batch_transform_that_breaks_the_batch_is_refused(dataset: stoker.Data
         (4, {"rank": "0", "world_size": 1}, "rank"),
         (4, {"on_bad_max": -1}, "on_bad_max"),
         (4, {"on_bad_max": "x"}, "on_bad_max"),
-        (4, {"budget": stoker.Budget(ram_bytes="1GB")}, "ram_bytes"),  # type: ignore[arg-type]
+        (4, {"budget": stoker.Budget(ram_bytes="1GB")}, "ram_bytes"),
         (4, {"device": "foo"}, "foo"),
         (4, {"fields": ["cls"]}, "fields"),
     ],
@@ -158,16 +158,16 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_door(
 def test_what_is_no_dataset_no_epoch_and_no_state_is_refused(dataset: stoker.Dataset) -> None:
     """Also for windows that are no whole number of shards."""
     with pytest.raises(UsageError, match="open it first"):
-        stoker.Loader("photos", 4)  # type: ignore[arg-type]
+        stoker.Loader("photos", 4)
     with pytest.raises(UsageError, match="whole number"):
-        stoker.Window(shards=1.5)  # type: ignore[arg-type]
+        stoker.Window(shards=1.5)
     with loader(dataset) as made:
         for epoch in (-1, 2**64, 1.0):
             with pytest.raises(UsageError, match="epoch"):
-                made.set_epoch(epoch)  # type: ignore[arg-type]
+                made.set_epoch(epoch)
         for state in (None, [], {"epoch": 1}):
             with pytest.raises(StokerError):
-                made.load_state_dict(state)  # type: ignore[arg-type]
+                made.load_state_dict(state)
 
 
 def test_a_dataset_travels(dataset: stoker.Dataset) -> None:

@@ -104,7 +104,7 @@ def test_a_loader_reads_a_mixture(parts: dict[str, Dataset]) -> None:
                 assert np.array_equal(batch["cls"] // 100, sources)
                 assert batch["__key__"] == [f"{int(label) % 100:06d}" for label in batch["cls"]]
                 seen.append(batch["cls"].copy())
-        counted = mixture.counts(loader._job.order, 0, 600)  # type: ignore[arg-type]
+        counted = mixture.counts(loader._job.order, 0, 600)
     labels = np.concatenate(seen)
     assert {name: int((labels // 100 == at).sum()) for at, name in enumerate(SIZES)} == counted
     assert sum(counted.values()) == 600
@@ -195,4 +195,4 @@ def test_parts_must_be_datasets_with_something_in_common(parts: dict[str, Datase
         ({"a": (parts["a"], 1), "x": (other, 1)}, "no field in common"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
-            stoker.Mixture(wrong)  # type: ignore[arg-type]
+            stoker.Mixture(wrong)

@@ -153,7 +153,7 @@ def test_the_plan_hash_sees_what_changes_the_order() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: build_order("auto", shard_starts=np.array([0, 5]), seed=1),  # type: ignore[arg-type]
+        lambda: build_order("auto", shard_starts=np.array([0, 5]), seed=1),
         lambda: build_order("full", shard_starts=np.array([1, 5]), seed=1),
         lambda: build_order("full", shard_starts=np.array([0, 5, 4]), seed=1),
         lambda: build_order("full", shard_starts=np.array([], np.int64), seed=1),
@@ -169,7 +169,7 @@ def test_the_plan_hash_sees_what_changes_the_order() -> None:
         lambda: Split(10, 1, -1, 1),
         lambda: Split(10, 3, 0, 1, 2),
         lambda: Split(10, 3, 0, 1, 0),
-        lambda: Split(10, 3, 0, 1, tail="keep"),  # type: ignore[arg-type]
+        lambda: Split(10, 3, 0, 1, tail="keep"),
         lambda: Split(10, 3, 0, 1).step(0, 3),
         lambda: Split(10, 3, 0, 1).steps(11),
     ],

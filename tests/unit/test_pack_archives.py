@@ -151,7 +151,7 @@ def test_hostile_zips_are_passed_over_or_refused(tmp_path: Path) -> None:
 def test_a_cut_archive_is_refused(tmp_path: Path, name: str, content: object) -> None:
     """An archive that ends too early is an error that names it, whatever its kind."""
     source = make_photos(tmp_path / "in", count=6)
-    whole = content(source)  # type: ignore[operator]
+    whole = content(source)
     (tmp_path / name).write_bytes(whole[: len(whole) * 2 // 3])
     with pytest.raises(ShardError, match=name):
         pack(tmp_path / name, tmp_path / "out")
@@ -176,7 +176,7 @@ def test_hostile_names_are_packed_and_kept(shared_data: Path, tmp_path: Path) ->
     from_tar = pack(archive, tmp_path / "a")
     with tarfile.open(archive) as opened:
         opened.extractall(tmp_path / "in", filter="fully_trusted")
-        contents = {m.name: opened.extractfile(m).read() for m in opened.getmembers() if m.isfile()}  # type: ignore[union-attr]
+        contents = {m.name: opened.extractfile(m).read() for m in opened.getmembers() if m.isfile()}
     from_folder = pack(tmp_path / "in", tmp_path / "b")
     assert from_tar.samples == from_folder.samples > 20
     for out in ("a", "b"):

@@ -96,7 +96,7 @@ def test_every_fault_is_one_error_that_names_all(
 ) -> None:
     """Exceptions of any kind, and results that cannot be stored, say which sample, which transform and what; skipping
     leaves the samples out, with the same words."""
-    transform = faulty["FAULTS"][name]  # type: ignore[index]
+    transform = faulty["FAULTS"][name]
     with pytest.raises(SampleError) as caught:
         pack(photos / "in", tmp_path / "fail", shards=1, transform=transform)
     told = str(caught.value)
@@ -124,7 +124,7 @@ def test_the_cause_is_named(photos: Path, tmp_path: Path, faulty: dict[str, Call
         ("surrogate_key", "its __key__ is a float, expected text"),
     ):
         with pytest.raises(SampleError, match=words):
-            pack(photos / "in", tmp_path / name, shards=1, transform=faulty["FAULTS"][name])  # type: ignore[index]
+            pack(photos / "in", tmp_path / name, shards=1, transform=faulty["FAULTS"][name])
 
 
 def test_a_key_that_is_no_text_becomes_one(photos: Path, tmp_path: Path, faulty: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def test_given_and_typical_rates_are_told_apart() -> None:
         (lambda: Demand(0, 1, 1), "batch"),
         (lambda: Demand(1, 1, float("inf")), "step_s"),
         (lambda: Demand(1, -5, 1), "sample_bytes"),
-        (lambda: Supply(source="tape"), "source"),  # type: ignore[arg-type]
+        (lambda: Supply(source="tape"), "source"),
         (lambda: Supply(cache_bytes=5), "dataset_bytes"),
         (lambda: Supply(decode_s=-1), "decode_s"),
         (lambda: Supply(nvme_bytes_per_s=True), "nvme_bytes_per_s"),
@@ -79,7 +79,7 @@ def test_given_and_typical_rates_are_told_apart() -> None:
 def test_numbers_that_make_no_sense_are_refused(make: object, words: str) -> None:
     """Named, with what was found."""
     with pytest.raises(UsageError, match=words):
-        make()  # type: ignore[operator]
+        make()
 
 
 COMMAND = ["plan", "--batch", "256", "--sample-bytes", "110KB", "--step-time", "180ms", "--gpus", "8"]

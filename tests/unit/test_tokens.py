@@ -37,7 +37,7 @@ def test_windows_of_every_format(tmp_path: Path, kind: str, eos: int | None) -> 
     """Documents follow each other over shard borders, whatever holds them, and the rest is counted."""
     found = documents(1, COUNTS)
     told = WRITERS[kind](tmp_path, found)
-    windows = tokens(stoker.open(tmp_path), **told, length=64, eos=eos)  # type: ignore[arg-type]
+    windows = tokens(stoker.open(tmp_path), **told, length=64, eos=eos)
     expected = reference(found, 64, eos)
     assert len(windows) == len(expected)
     total = sum(COUNTS) + (0 if eos is None else sum(count > 0 for count in COUNTS))
@@ -163,7 +163,7 @@ def test_wrong_questions(tmp_path: Path, arguments: dict[str, object], message: 
     """What cannot be windows of tokens is an error that says why."""
     write_tar(tmp_path / "x.tar", {"a": {"npy": npy(np.arange(100, dtype=np.int32)), "txt": b"abcde"}})
     with pytest.raises(UsageError, match=message):
-        tokens(stoker.open(tmp_path), **{"length": 10, **arguments})  # type: ignore[arg-type]
+        tokens(stoker.open(tmp_path), **{"length": 10, **arguments})
 
 
 @given(
@@ -174,7 +174,7 @@ def test_wrong_questions(tmp_path: Path, arguments: dict[str, object], message: 
 )
 def test_windows_take_every_token_once(counts: list[int], length: int, eos: bool, way: str) -> None:
     """Windows and what is dropped are all tokens; no piece is taken twice; every window is full."""
-    plan = WindowPlan(np.array(counts, np.int64), length=length, eos=eos, windows=way)  # type: ignore[arg-type]
+    plan = WindowPlan(np.array(counts, np.int64), length=length, eos=eos, windows=way)
     held = [count + (eos and count > 0) for count in counts]
     assert plan.windows * length + plan.dropped_tokens == sum(held)
     taken = set()
@@ -203,4 +203,4 @@ def test_what_is_no_number_is_no_length(tmp_path: Path, told: dict[str, object])
     """A length or end token that is not whole, and a type that NumPy has not, are wrong usage by name."""
     as_table(tmp_path, documents(1, COUNTS))
     with pytest.raises(UsageError, match=next(iter(told))):
-        tokens(stoker.open(tmp_path), **{"length": 2, **told})  # type: ignore[arg-type]
+        tokens(stoker.open(tmp_path), **{"length": 2, **told})

@@ -125,7 +125,7 @@ def test_singles_make_the_same_global_batches() -> None:
         for step in range(4)
     ]
     loaders = [
-        DataLoader(range(64), batch_size=8, sampler=Sampler(64, seed=2, ranks=(rank, 2)), drop_last=True)  # type: ignore[arg-type]
+        DataLoader(range(64), batch_size=8, sampler=Sampler(64, seed=2, ranks=(rank, 2)), drop_last=True)
         for rank in range(2)
     ]
     assert [{*a.tolist(), *b.tolist()} for a, b in zip(*loaders, strict=True)] == together
@@ -134,7 +134,7 @@ def test_singles_make_the_same_global_batches() -> None:
 def test_anybodys_dataset_can_be_sampled() -> None:
     """A list, a tensor and an array are indexed by the numbers as by any int."""
     for data in (list(range(100)), torch.arange(100), np.arange(100)):
-        loader = DataLoader(data, batch_sampler=BatchSampler(data, 25, seed=1))  # type: ignore[arg-type]
+        loader = DataLoader(data, batch_sampler=BatchSampler(data, 25, seed=1))
         assert sorted(torch.cat(list(loader)).tolist()) == list(range(100))
 
 
@@ -213,7 +213,10 @@ def test_bad_samples_are_raised_or_replaced_as_the_loader_does(tmp_path: Path) -
 
 def test_a_missing_field_is_a_bad_sample(tmp_path: Path) -> None:
     """A sample without a field that others have is named with what it does have."""
-    member = lambda n: {"cls": b"1"} if n == 2 else {"cls": b"1", "txt": b"t"}  # noqa: E731
+
+    def member(number: int) -> dict[str, bytes]:
+        return {"cls": b"1"} if number == 2 else {"cls": b"1", "txt": b"t"}
+
     samples = MapDataset(stoker.open(write_shards(tmp_path, 4, shards=1, member=member)), {"txt": str})
     with pytest.raises(MissingFieldError, match="no field 'txt', but cls"):
         samples[2]
@@ -265,14 +268,14 @@ def test_normalize_is_torchvisions_arithmetic_without_moving_memory(dtype: torch
         (lambda: BatchSampler(10, 11), "0 steps"),
         (lambda: BatchSampler(10, 1, seed=-1), "seed"),
         (lambda: BatchSampler(10, 1, ranks=(3, 2)), "rank 3"),
-        (lambda: BatchSampler(10, 1, shuffle="some"), "shuffle"),  # type: ignore[arg-type]
-        (lambda: BatchSampler(iter([]), 1), "list_iterator"),  # type: ignore[arg-type]
+        (lambda: BatchSampler(10, 1, shuffle="some"), "shuffle"),
+        (lambda: BatchSampler(iter([]), 1), "list_iterator"),
         (lambda: BatchSampler(10, 5).state_after(3), "at most 2"),
         (lambda: BatchSampler(10, 5).set_epoch(-1), "epoch"),
         (lambda: BatchSampler(10, 5).load_state_dict(BatchSampler(10, 5, seed=1).state_after(1)), "another plan"),
         (lambda: BatchSampler(10, 5).load_state_dict({"epoch": 1}), "a position holds"),
-        (lambda: MapDataset("photos"), "stoker.open"),  # type: ignore[arg-type]
-        (lambda: IterableDataset([], []), "MapDataset and a BatchSampler"),  # type: ignore[arg-type]
+        (lambda: MapDataset("photos"), "stoker.open"),
+        (lambda: IterableDataset([], []), "MapDataset and a BatchSampler"),
     ],
 )
 def test_wrong_use_is_refused(call: Any, words: str) -> None:

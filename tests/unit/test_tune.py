@@ -197,7 +197,7 @@ GROUND = Ground(cpus=4, start=4, enough=100.0, cuda=False, takes=KNOBS)
 
 def measured(setting: Setting, rate: float, **values: float) -> Trial:
     """A trial that went well."""
-    return Trial(setting, "ok", rate=rate, seconds=1.0, **values)  # type: ignore[arg-type]
+    return Trial(setting, "ok", rate=rate, seconds=1.0, **values)
 
 
 def test_a_setting_that_failed_once_is_never_chosen() -> None:

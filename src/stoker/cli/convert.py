@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def convert(
     src: str = typer.Argument(help="A dataset in any format: folder, bucket or brace pattern; raw files."),
     dst: str = typer.Argument(help="Folder or bucket prefix: new, or of an earlier run of the same conversion."),
-    format: str = typer.Option(..., help="webdataset, mds, tfrecord, hdf5, table or arrays."),  # noqa: A002
+    format: str = typer.Option(..., help="webdataset, mds, tfrecord, hdf5, table or arrays."),  # noqa: A002  # the option is --format
     shard_size: str = typer.Option("256MB", help="Bytes of the values in a shard."),
     field: list[str] | None = typer.Option(None, help="Take only this field. May be repeated."),
     rename: list[str] | None = typer.Option(None, help="Call a field otherwise: old=new. May be repeated."),

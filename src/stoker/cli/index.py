@@ -39,7 +39,7 @@ def index(
         False, "--check", help="Scan all, compare with the index; exit 1 when an error is found."
     ),
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
-    format: str | None = typer.Option(  # noqa: A002
+    format: str | None = typer.Option(  # noqa: A002  # the option is --format
         None, help="webdataset, mds, tfrecord, hdf5, table or files; recognised by default."
     ),
     manifest: str | None = typer.Option(None, help="CSV, JSONL or Parquet: paths and metadata of raw files."),

@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(epilog="Example: stoker inspect s3://bucket/photos --json")
 def inspect(
     url: str = typer.Argument(help="A dataset in any format: folder, bucket or brace pattern; raw files."),
-    format: str | None = typer.Option(None, help="Format of the dataset; recognised by default."),  # noqa: A002
+    format: str | None = typer.Option(None, help="Format of the dataset; recognised by default."),  # noqa: A002  # the option is --format
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
     cache: str | None = typer.Option(None, help="Folder for the cache that remote HDF5 and tables are read through."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),

@@ -26,7 +26,7 @@ def pack(
     dst: str = typer.Argument(
         help="Folder or bucket prefix for the shards: new, or of an earlier run of the same job."
     ),
-    format: str | None = typer.Option(  # noqa: A002
+    format: str | None = typer.Option(  # noqa: A002  # the option is --format
         None, help="Format of the shards: webdataset, or with --predecode arrays."
     ),
     shard_size: str | None = typer.Option(None, help="Bytes of a shard, as 256MB (the default) or 1GiB."),

@@ -20,7 +20,7 @@ def verify(
         None, metavar="DST", help="Write the whole samples of damaged shards to this new place; the source stays."
     ),
     warnings_ok: bool = typer.Option(False, "--warnings-ok", help="Exit with 0 unless there are errors."),
-    format: str | None = typer.Option(None, help="Format of the dataset; recognised by default."),  # noqa: A002
+    format: str | None = typer.Option(None, help="Format of the dataset; recognised by default."),  # noqa: A002  # the option is --format
     label: str | None = typer.Option(None, help="Labels of raw files: parent, prefix:_, regex:…, none."),
     workers: int | None = typer.Option(None, min=1, help="Shards looked at, and samples decoded, at once."),
     cache: str | None = typer.Option(None, help="Folder for the cache that remote HDF5 and tables are read through."),

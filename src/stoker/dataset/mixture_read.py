@@ -39,7 +39,8 @@ class MixtureReader(SampleReader):
         return RawSamples(keys, values, present, missed=missed)
 
     def _mapped_numbers(self, part: int, samples: Int64Array) -> list[int]:
-        return (samples - self._offsets[part]).tolist()  # type: ignore[no-any-return]
+        numbers: list[int] = (samples - self._offsets[part]).tolist()
+        return numbers
 
     def _valued(self, part: int, raw: RawSamples, at: int, sample: int) -> dict[str, Any]:
         """The values of one sample after its part's own maps."""

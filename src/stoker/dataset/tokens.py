@@ -244,7 +244,7 @@ class TokenReader(SampleReader):
         for number, (piece, part) in enumerate(parts):
             stop = at + piece.stop - piece.start
             made[at : at + len(part)] = part  # type: ignore[arg-type]  # errors are sorted out above
-            if at + len(part) < stop:  # type: ignore[arg-type]
+            if at + len(part) < stop:  # type: ignore[arg-type]  # as above
                 made[stop - 1] = self._column.eos
             document[at:stop] = number
             at = stop

@@ -17,7 +17,7 @@ from stoker.decode.augment import Box
 try:
     from stoker.decode._region import decode_region
 except ImportError:  # built without a compiler or libjpeg
-    decode_region = None  # type: ignore[assignment]
+    decode_region = None  # type: ignore[assignment]  # its absence is asked for where it is used
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -91,18 +91,18 @@ def plan_batches(
             raise UsageError(f"buckets take shuffle='full' or 'none', found {shuffle!r}")
         mode: Mode = "none" if shuffle in (False, "none") else "full"
         return batch_size.plan(dataset, ranks, seed=seed, mode=mode, tail=tail, canonical_nodes=canonical_nodes)
-    split = plan_split(dataset, batch_size, ranks, canonical_nodes, tail)
+    split = plan_split(len(dataset), batch_size, ranks, canonical_nodes, tail)
     return plan_order(dataset, shuffle, seed=seed, canonical_nodes=canonical_nodes), split
 
 
-def plan_split(dataset: Dataset, batch_size: int, ranks: Ranks, canonical_nodes: int, tail: Tail) -> Split:
+def plan_split(samples: int, batch_size: int, ranks: Ranks, canonical_nodes: int, tail: Tail) -> Split:
     """This rank's share of an epoch. UsageError for an epoch of no steps, with a batch size that would fit."""
-    split = Split(len(dataset), batch_size, ranks.rank, ranks.world_size, canonical_nodes, tail)
+    split = Split(samples, batch_size, ranks.rank, ranks.world_size, canonical_nodes, tail)
     if split.steps() == 0:
         raise UsageError(
-            f"an epoch would have 0 steps: {len(dataset)} samples, but one step over {ranks.world_size} rank(s) "
+            f"an epoch would have 0 steps: {samples} samples, but one step over {ranks.world_size} rank(s) "
             f"takes {split.global_batch}",
-            f"batch_size={max(1, len(dataset) // ranks.world_size)} would fit, or tail='pad'",
+            f"batch_size={max(1, samples // ranks.world_size)} would fit, or tail='pad'",
         )
     return split
 

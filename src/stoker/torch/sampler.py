@@ -45,7 +45,7 @@ class Course:
         who = find_ranks(*(ranks or (None, None)))
         self.seed = seed
         self.order, name, identity = _order(data, shuffle, seed)
-        self.split = plan_split(_Length(self.order.samples), batch_size, who, 1, tail)  # type: ignore[arg-type]
+        self.split = plan_split(self.order.samples, batch_size, who, 1, tail)
         self.plan = plan_hash(
             format_name=name, shards=[(identity, 0, self.order.samples)], seed=seed, mode=self.order.mode,
             canonical_nodes=1,
@@ -136,19 +136,6 @@ def shared(shape: tuple[int, ...]) -> torch.Tensor:
     made: Any = torch.zeros(shape, dtype=torch.int64)
     tensor: torch.Tensor = made.share_memory_()
     return tensor
-
-
-class _Length(Sized):
-    """Something of which only the length is asked."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __str__(self) -> str:
-        return "the dataset"
 
 
 def _order(data: object, shuffle: Shuffle, seed: int) -> tuple[Order | MixedOrder, str, str]:

@@ -54,11 +54,11 @@ def load_factory(target: Target) -> Callable[..., Any]:
                 "run it from the module's folder, or name the file: path/to/file.py:function",
             ) from error
         raise
-    factory = getattr(module, name, None)
+    factory: Any = getattr(module, name, None)
     if not callable(factory):
         found = f"a {type(factory).__name__}" if hasattr(module, name) else "nothing"
         raise UsageError(f"{where} has no function {name!r}, found {found}")
-    return factory  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]  # that it can be called is all that is known
 
 
 def knobs_of(factory: Callable[..., Any], target: Target) -> list[str]:
