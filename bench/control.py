@@ -32,7 +32,8 @@ from stoker.pack import pack
 BATCH = 16
 WARM_S, RUN_S, SETTLED_S = 1.0, 4.0, 30.0
 THREADS = (1, 2, 4, 8, 12, 16, 32)
-FEEDERS = (1, 2)
+FEEDERS = {"transform": (1,)}
+"""Of a stage whose limit is a process's own: every feeder would have a server to itself."""
 TARGET = 0.95
 
 
@@ -85,7 +86,7 @@ def rate(make: Callable[[stoker.Budget], stoker.Loader], budget: stoker.Budget, 
 def compared(name: str, make: Callable[[stoker.Budget], stoker.Loader], log: Path) -> dict[str, Any]:
     """The static settings, the control, and what it decided."""
     static = {}
-    for feeders in FEEDERS:
+    for feeders in FEEDERS.get(name, (1, 2)):
         for threads in THREADS:
             budget = stoker.Budget(cpus=threads * feeders, feeders=feeders, adapt=False)
             static[f"{feeders}x{threads}"] = round(rate(make, budget, WARM_S), 1)
