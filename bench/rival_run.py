@@ -68,12 +68,12 @@ def compare(script: str, names: tuple[str, ...], photos: list[bytes], batch: int
                 for name in names:
                     if name not in found.failed:
                         print(f"{role} {number + 1}/{times} {name}", file=sys.stderr, flush=True)
-                        _child(found, script, role, name, Path(folder) / name, batch)
+                        run_child(found, script, role, name, Path(folder) / name, batch)
     return found
 
 
-def _child(found: Compared, script: str, role: str, name: str, folder: Path, batch: int) -> None:
-    """One role of one contender in a process, whose session is ended whatever became of it."""
+def run_child(found: Compared, script: str, role: str, name: str, folder: Path, batch: int) -> None:
+    """One role of one contender in a process, whose session is ended whatever became of it; what it measured joins *found*."""
     bench_python = ROOT / ".venv-bench" / "bin" / "python"
     python = str(bench_python) if bench_python.exists() else sys.executable
     command = [python, script, role, name, str(folder), str(batch)]
