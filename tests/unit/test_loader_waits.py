@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(dataset: Dataset, **options: Any) -> LoaderReport:
     """One epoch in batches of 4 with one thread, and what the report says."""
     fields = options.pop("fields", {"cls": int})
-    with stoker.Loader(dataset, 4, fields=fields, budget=stoker.Budget(cpus=1), **options) as loader:
+    with stoker.Loader(dataset, 4, fields=fields, budget=stoker.Budget(cpus=1, adapt=False), **options) as loader:
         for _ in loader:
             pass
         return loader.report()
@@ -52,7 +52,7 @@ def test_a_planted_delay_is_charged_to_its_stage(folder: Path, stage: str, optio
 
 def test_a_slow_store_is_charged_to_store_read(tmp_path: Path) -> None:
     """A store that answers 30 ms later: the added wait is reading, and nothing else."""
-    folder = write_shards(tmp_path / "many", 1200, member=lambda i: {"cls": str(i).encode()})
+    folder = write_shards(tmp_path / "many", 3000, member=lambda i: {"cls": str(i).encode()})
     index = stoker.open(folder).index
     objects = {path.name: path.read_bytes() for path in folder.iterdir()}
     reports = [run(Dataset(SlowMemory(objects, delay_s), index)) for delay_s in (0.0, 0.03)]

@@ -20,7 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from stoker.errors import CheckpointError, UsageError
+from stoker.clock import SYSTEM
+from stoker.errors import CheckpointError, UsageError, reason_of
 
 BOOT_S_MAX = 300.0
 """Seconds in which all ranks must have made their Checkpointer."""
@@ -100,9 +101,17 @@ class ByServer:
 
     def _get(self, key: str, timeout_s: float, who: str) -> bytes:
         self._client.set_timeout(timedelta(seconds=timeout_s))
+        began_s = SYSTEM.monotonic()
         try:
             return bytes(self._client.get(key))
-        except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
+        except RuntimeError as error:  # torch's DistStoreError (late) and DistNetworkError (gone)
+            spent_s = SYSTEM.monotonic() - began_s
+            if spent_s < 0.9 * timeout_s:
+                raise CheckpointError(
+                    f"rank 0, through which ranks agree, is gone: {reason_of(error)}; "
+                    f"{who} was waited for {spent_s:.1f} s ({key})",
+                    "see why rank 0 ended; the checkpoints that were committed are whole",
+                ) from error
             raise CheckpointError(f"{who} did not answer within {timeout_s:.0f} s ({key})") from error
 
     def _forget(self, keys: list[str]) -> None:
