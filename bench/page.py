@@ -124,10 +124,32 @@ def contenders(found: Lines) -> list[str]:
     return text
 
 
+def cold(found: Lines) -> list[str]:
+    """The table of the cold epochs: every way of reading at every distance, and who is missing."""
+    if "cold" not in found:
+        return []
+    results = {f"{float(latency) * 1000:.0f} ms": one for latency, one in found["cold"]["results"].items()}
+    columns = [f"{what}, {far}" for far in results for what in ("bytes/s against bare", "first batch s")]
+    text = ["## `bench/cold.py`", "", "| | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for name in dict.fromkeys(
+        key.removesuffix("_share") for one in results.values() for key in one if key.endswith("_share")
+    ):
+        label = {"stream": "stoker, streamed", "cache": "stoker, through an empty cache"}.get(name, name)
+        cells = [f"{one[key]:.2f}" if (key := f"{name}_{what}") in one else "–"
+                 for one in results.values() for what in ("share", "first_batch")]  # fmt: skip
+        text.append(f"| {label} | " + " | ".join(cells) + " |")
+    out = [f"{name}: {reason}" for name, reason in found["cold"].get("left_out", {}).items()]
+    text += [
+        "",
+        "stoker's loader is made 2 s before `iter()`, as before a model, and its bytes/s count from there; a rival begins at `iter()`.",
+    ]
+    return [*text, *([f"\nLeft out: {'; '.join(out)}."] if out else []), ""]
+
+
 def versions(found: Lines) -> str:
     """Every package that took part, with its version."""
-    seen = {name: version for line in found.values() for one in line.get("results", {}).values()
-            if isinstance(one, dict) for name, version in one.get("versions", {}).items()}  # fmt: skip
+    told = [one for line in found.values() for one in (line, *line.get("results", {}).values())]
+    seen = {name: version for one in told if isinstance(one, dict) for name, version in one.get("versions", {}).items()}
     return ", ".join(f"{name} {version}" for name, version in sorted(seen.items()))
 
 
@@ -142,7 +164,7 @@ def page(found: Lines) -> str:
         "processes took meanwhile. For your machine: `make bench-env`, `make bench`.", "",
         "| what | measured | target | bench |", "|---|---|---|---|",
         *(f"| {what} | {measured} | {target} | `{bench}` |" for what, measured, target, bench in rows(found)),
-        "", "![stoker and its rivals](benchmarks.svg)", "", *contenders(found),
+        "", "![stoker and its rivals](benchmarks.svg)", "", *contenders(found), *cold(found),
     ]  # fmt: skip
     return "\n".join(text).rstrip() + "\n"
 

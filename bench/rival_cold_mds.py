@@ -40,6 +40,10 @@ def cold(url: str, cache: Path, batch: int) -> Callable[[], Iterable[list[bytes]
 
     def make() -> Iterable[list[bytes]]:
         data = streaming.StreamingDataset(remote=url, local=str(cache), shuffle=True, batch_size=batch)
+        for (
+            stream
+        ) in data.streams:  # else the forked workers share the connection that brought the index, and hang for a minute
+            stream._downloader.clean_up()
         return DataLoader(data, collate_fn=raws, **torch_options(batch))
 
     return make
