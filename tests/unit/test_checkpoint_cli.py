@@ -142,6 +142,27 @@ def test_a_pinned_checkpoint_stays(place: Path, capsys: pytest.CaptureFixture[st
     assert 1 not in complete(place) or seen(place)[0].manifest.lineage != seen(place)[-1].manifest.lineage
 
 
+def test_what_is_not_complete_cannot_be_pinned(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be kept for nothing, or swept all the same: told, and nothing is marked. Unpinning always works."""
+    name = seen(place)[0].name
+    (place / name / "data/__0_0.distcp").unlink()
+    code, _, err = run(capsys, "pin", place, name)
+    assert code == 1 and "there is no such file" in err and not (place / name / "PINNED").exists()
+    (place / name / "PINNED").touch()
+    assert run(capsys, "pin", place, name, "--off")[0] == 0 and not (place / name / "PINNED").exists()
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_export_overwrites_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    """A file that is there already stays as it is, and that is wrong usage."""
+    out = tmp_path / f"mine{ending}"
+    out.write_text("years of work")
+    code, _, err = run(capsys, "export", place, out)
+    assert code == 2 and "such a file already" in err and out.read_text() == "years of work"
+
+
 def test_export_to_one_file(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As torch.save writes it, and as safetensors, whose bytes are read here by hand."""
     assert run(capsys, "export", place, tmp_path / "all.pt")[0] == 0

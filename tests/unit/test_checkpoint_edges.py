@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 
 import stoker
 from stoker.errors import CheckpointError, UsageError
-from support_checkpoint import complete, saved
+from support_checkpoint import complete, same, saved
 
 
 @pytest.mark.parametrize("name", ["link", "ck/../ck", "file"])
@@ -145,6 +147,55 @@ def test_a_model_without_memory(tmp_path: Path) -> None:
             ck.resume({"model": torch.nn.Linear(3, 2, device="meta")})
 
 
+def by_lbfgs(seed: int, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A layer and its LBFGS, which steps by a closure only, after some steps."""
+    torch.manual_seed(seed)
+    network = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.LBFGS(network.parameters(), lr=0.1, max_iter=3)
+    lbfgs_steps(network, optimizer, steps)
+    return network, optimizer
+
+
+def lbfgs_steps(network: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """The same batch again and again."""
+    batch = torch.arange(15.0).view(5, 3) / 10
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (network(batch) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 2), (2, 0), (3, 1)])
+def test_an_optimizer_that_steps_by_a_closure(tmp_path: Path, before: int, after: int) -> None:
+    """LBFGS, whose state torch cannot make up and whose lists grow: saved before or after its first steps, loaded into
+    one that is as young or as old, training goes on to the bit."""
+    network, optimizer = by_lbfgs(1, before)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": network, "optimizer": optimizer})
+        other, fresh = by_lbfgs(2, after)
+        assert ck.resume({"model": other, "optimizer": fresh}) is not None
+    lbfgs_steps(network, optimizer, 2)
+    lbfgs_steps(other, fresh, 2)
+    assert same(network.state_dict(), other.state_dict()) and same(optimizer.state_dict(), fresh.state_dict())
+
+
+def test_an_optimizer_by_closure_that_was_not_saved(tmp_path: Path) -> None:
+    """Is missed like any other part; strict=False leaves it as it is."""
+    network, optimizer = by_lbfgs(1, 1)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        saved(ck, 1, {"model": network})
+        with pytest.raises(CheckpointError, match="optimizer: wanted, but not in the checkpoint"):
+            ck.resume({"model": network, "optimizer": optimizer})
+        before = optimizer.state_dict()
+        assert ck.resume({"model": network, "optimizer": optimizer}, strict=False) is not None
+    assert same(optimizer.state_dict(), before)
+
+
 class Extra(torch.nn.Linear):
     """Keeps something of its own, with tensors."""
 
@@ -180,6 +231,69 @@ def test_waiting_after_a_skipped_save(tmp_path: Path) -> None:
         assert ck.save(2, {"x": torch.ones(9)}).state == "skipped" and first.state == "writing"
         os.kill(writer, signal.SIGCONT)
         assert not ck.wait(20) and first.state == "committed"
+
+
+INTERRUPTED = """
+import itertools, random, sys, threading
+from pathlib import Path
+import torch
+import stoker
+from stoker.checkpoint.saver import Save
+
+OURS = ("threading.py", "checkpointer.py", "saver.py", "planning.py", "household.py")  # where somebody may hold a lock
+opcode = 0
+def interrupted(at, handler, work):
+    '''Do *work*; at its opcode number *at* the *handler* runs on top of it, as a signal's would.'''
+    global opcode
+    opcode = 0
+    def trace(frame, event, argument):
+        global opcode
+        if not frame.f_code.co_filename.endswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            opcode += 1
+            if opcode == at:
+                handler()
+        return trace
+    sys.settrace(trace)
+    try:
+        return work()
+    finally:
+        sys.settrace(None)
+
+for at in itertools.count(1):  # every opcode of a wait that has to wait
+    save = Save(1, "x")
+    timer = threading.Timer(0.02, save.end, ["committed"])
+    timer.start()
+    assert interrupted(at, lambda: save.wait(0.001), lambda: save.wait(30))
+    timer.join()
+    if opcode < at:
+        break
+print(at)
+rng = random.Random(3)
+with stoker.Checkpointer(Path(sys.argv[1]) / "ck", on_full="wait", keep=2) as ck:
+    state = {"x": torch.ones(9)}
+    ck.save(0, state).wait()
+    interrupted(1 << 60, None, lambda: ck.save(1, state))
+    every = opcode
+    for step in range(2, 42):  # a choice of the opcodes of a save
+        handler = lambda: (ck.wait(0.002), ck.status())
+        save = interrupted(rng.randrange(1, every), handler, lambda: ck.save(step, state))
+        assert save.wait(30) and ck.wait(30), save.error
+    print(every)
+"""
+
+
+def test_waiting_in_a_signal_handler(tmp_path: Path) -> None:
+    """Whatever the training thread is at when the signal comes, inside `wait` or `save`, at every single opcode: `wait`
+    in the handler returns in time, and what was interrupted goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    of_wait, of_save = map(int, done.stdout.split())
+    assert of_wait > 20 and of_save > 300
 
 
 def test_a_folder_that_is_removed_under_a_run(tmp_path: Path) -> None:

@@ -158,8 +158,10 @@ def _fetched(remote: Tier) -> Tier:
 
 
 def pin(tier: Tier, seen: Seen, *, pinned: bool) -> None:
-    """Keep a checkpoint for ever on that tier, or no longer."""
+    """Keep a checkpoint for ever on that tier, or no longer. CheckpointError for one that is not complete: it would be
+    kept for nothing, or swept all the same."""
     if pinned:
+        complete_manifest(tier, seen)
         tier.mark(seen.name, PINNED, b"")
     elif PINNED in seen.sizes:
         tier.unmark(seen.name, PINNED)

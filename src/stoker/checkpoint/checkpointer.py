@@ -90,6 +90,7 @@ class Checkpointer:
         self._place = find_place(self._peers, self.root)
         self._description: tuple[Any, Any, bytes] | None = None
         self._last: Save | None = None
+        self._handed_over: Save | None = None
         self._saving = self._closed = False
         self._owner = owner_token()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -159,10 +160,10 @@ class Checkpointer:
         staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset())
         self._guard(state)
         job = WriteJob(self.root / attempt.name, rank, plan.layout.files, small, self._owner)
-        save = self._last = Save(step, attempt.name)
+        save = Save(step, attempt.name, SYSTEM.monotonic() - began_s)
         image = (staging.serial, staging.descriptor, staging.nbytes)
-        save.blocked_s = SYSTEM.monotonic() - began_s
         self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, kept))
+        self._last = self._handed_over = save  # not before: a signal handler that waits would wait for this very call
         return save
 
     def _check_failures(self) -> None:
@@ -330,9 +331,9 @@ class Checkpointer:
         is waited for all the same). Only the rank that keeps house (the lowest of a disk's) can wait for remotes;
         others wait for the local disk."""
         deadline_s = None if seconds is None else SYSTEM.monotonic() + seconds
-        last = self._last
-        if last is not None and last.name is None:  # it was skipped; the one that made it so shall still land
-            self._saver.wait_free(seconds)
+        last, under_way = self._last, self._handed_over
+        if under_way is not None and under_way is not last:  # the last was skipped; the one before shall still land
+            under_way.wait(seconds)
         if last is not None and not last.wait(seconds):
             return False
         return not remote or self._everywhere(None if deadline_s is None else deadline_s - SYSTEM.monotonic())

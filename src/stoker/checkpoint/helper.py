@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
+from stoker.errors import CheckpointError, reason_of
 from stoker.wire import Waiter, pair, receive, send
 
 STOP_S_MAX = 2.0
@@ -26,17 +27,13 @@ class Helper:
 
     def __init__(self, role: str) -> None:
         self.role = role
-        self.link, theirs = pair("stoker.Checkpointer")
-        roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with theirs:
-            command = [sys.executable, "-P", "-m", "stoker.checkpoint.worker", role, str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
-            )
-        self._waiter = Waiter(self.link, self._process.pid)
+        try:
+            self.link, self._process, self._waiter = _started(role)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint process (role {role}) cannot be started: {reason_of(error)}",
+                "see `ulimit -n` and `ulimit -u`: it needs descriptors and a process",
+            ) from error
         self._end = weakref.finalize(self, _end, self.link, self._process, self._waiter, os.getpid())
 
     @property
@@ -55,7 +52,10 @@ class Helper:
         """Its next message, or None at the timeout. EOFError when it is dead and left none."""
         if not self._waiter.wait(timeout_s):
             return None
-        message, _ = receive(self.link)
+        try:
+            message, _ = receive(self.link)
+        except (OSError, IndexError) as error:  # no descriptor was left for a long message's memory: it is lost
+            raise EOFError(f"a message was lost: {reason_of(error)}") from error
         return message  # type: ignore[no-any-return]  # the wire carries our own pairs
 
     def last_words(self) -> str:
@@ -69,6 +69,27 @@ class Helper:
     def close(self) -> None:
         """End it, whatever it does just now."""
         self._end()
+
+
+def _started(role: str) -> tuple[socket.socket, subprocess.Popen[bytes], Waiter]:
+    """Our end, the process, and what waits for either; nothing is left of it when the system refuses a part."""
+    with contextlib.ExitStack() as undo:
+        ours, theirs = pair("stoker.Checkpointer")
+        undo.callback(ours.close)
+        roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with theirs:
+            command = [sys.executable, "-P", "-m", "stoker.checkpoint.worker", role, str(theirs.fileno())]
+            process = subprocess.Popen(
+                [*command, str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"},
+            )
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        waiter = Waiter(ours, process.pid)
+        undo.pop_all()
+    return ours, process, waiter
 
 
 def _end(link: socket.socket, process: subprocess.Popen[bytes], waiter: Waiter, owner: int) -> None:

@@ -9,7 +9,10 @@ from collections.abc import Callable
 
 from stoker.checkpoint.helper import Helper
 from stoker.checkpoint.keeper import KeeperJob, Report
+from stoker.errors import CheckpointError
 
+RESTART_S = 2.0
+"""Seconds between two tries to start a keeper where the system has no process or descriptors left."""
 _log = logging.getLogger("stoker.checkpoint")
 DEATHS_MAX = 5
 """Keepers that die one after the other without a report, after which none is started any more."""
@@ -72,10 +75,11 @@ class Household:
 
     def _start(self) -> Helper:
         keeper = Helper("keep")
-        keeper.tell(("begin", self._job))
-        if self._asked:
-            self._sent = self._asked
-            keeper.tell(("look", self._sent))
+        with contextlib.suppress(EOFError):  # dead already: the listening thread will see it
+            keeper.tell(("begin", self._job))
+            if self._asked:
+                self._sent = self._asked
+                keeper.tell(("look", self._sent))
         return keeper
 
     def _listen(self) -> None:
@@ -106,8 +110,20 @@ class Household:
                 _log.error("stoker: %s, %d times in a row: no uploads and no clean-up any more", words, died)
                 return False
             _log.warning("stoker: %s; started again", words)
-            self._keeper = self._start()
-            return True
+            return self._started_again()
+
+    def _started_again(self) -> bool:
+        """Start a keeper, as soon as the system lets us; false when this is closed before."""
+        while not self._closing:
+            try:
+                self._keeper = self._start()
+            except CheckpointError as error:
+                self.trouble = error.message
+                _log.warning("stoker: %s; tried again in %.0f s", error.message, RESTART_S)
+                self._changed.wait(RESTART_S)
+            else:
+                return True
+        return False
 
     def _take(self, asked: int, value: object) -> None:
         with self._changed:

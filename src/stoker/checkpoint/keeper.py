@@ -6,6 +6,7 @@ again by anybody (`stoker checkpoint push` is one cycle). The order is fixed: up
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -117,10 +118,12 @@ class Keeper:
 
     def _serve(self, remote: Tier) -> str | None:
         """Upload what a remote must get, expire what it may lose; the trouble, if there was any."""
+        sent: set[str] = set()  # a list may lag behind what was put: each is sent once a cycle
         try:
-            while (seen := self._next_for(remote)) is not None:
+            while (seen := self._next_for(remote, sent)) is not None:
                 assert seen.manifest is not None
                 done = upload(self._local, remote, seen.manifest)
+                sent.add(seen.name)
                 self._sent_bytes += done.sent_bytes
                 if VERIFIED not in seen.sizes:  # the upload has read and compared every local byte
                     self._local.mark_verified(seen.manifest)
@@ -136,12 +139,13 @@ class Keeper:
             return error.message
         return None
 
-    def _next_for(self, remote: Tier) -> Seen | None:
-        """The most urgent checkpoint that a remote lacks, by what lies there now."""
+    def _next_for(self, remote: Tier, sent: Set[str]) -> Seen | None:
+        """The most urgent checkpoint that a remote lacks, by what lies there now and what was *sent* just now."""
         whole = self._whole()
         local = self._local.held(whole, complete_is_verified=False)
         wanted = to_upload(local, remote.held(remote.look(), complete_is_verified=True), self._job.keep)
-        return next((seen for seen in whole if wanted and seen.name == wanted[0]), None)
+        name = next((one for one in wanted if one not in sent), None)
+        return next((seen for seen in whole if seen.name == name), None)
 
     def _tidy(self, remote: Tier) -> None:
         """Expire at a remote, and sweep uploads that were begun and overtaken."""
@@ -152,7 +156,7 @@ class Keeper:
         local = {one.name for one in self._whole()}
         for one in seen:
             overtaken = not one.committed and one.attempt.number < newest and one.name not in local
-            if one.name in gone or overtaken:
+            if one.name in gone or (overtaken and not remote.has_marker(one.name)):
                 remote.delete(one)
                 self._deleted.append(f"{remote.url}/{one.name}")
 

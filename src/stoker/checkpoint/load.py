@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from stoker.checkpoint.coverage import Box, uncovered
 from stoker.checkpoint.manifest import Manifest
 from stoker.checkpoint.names import METADATA
+from stoker.checkpoint.shortcut import by_closure
 from stoker.checkpoint.tensors import State, flat, optimizer_state, owner_of, plain_state
 from stoker.errors import CheckpointError, UsageError, reason_of
 
@@ -153,7 +154,9 @@ def target_of(state: State, opened: Opened) -> dict[str, Any]:
     target: dict[str, Any] = {}
     for name, value in state.items():
         saved = opened.names_of(name)
-        if isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, torch.optim.Optimizer) and by_closure(value):
+            target.update({name: None} if saved else {})
+        elif isinstance(value, torch.optim.Optimizer):
             found = optimizer_state_to_fill(owner_of(value, state), value)
             stateful = {opened.path_of(one)[2] for one in saved if opened.path_of(one)[1:2] == ("state",)}
             # A parameter that never had a gradient had no state: it was saved with none and gets none.
@@ -291,10 +294,10 @@ def load(state: State, target: dict[str, Any], opened: Opened) -> None:
         part: Any = wanted.get(name, target.get(name))
         if isinstance(value, torch.nn.Module):
             set_model_state_dict(value, part)
-        elif isinstance(value, torch.optim.Optimizer):
+        elif isinstance(value, torch.optim.Optimizer) and not by_closure(value):
             _set_optimizer(owner_of(value, state), value, part)
         elif hasattr(value, "load_state_dict"):
-            if name in wanted:  # else strict=False, and it was not saved
+            if name in wanted and part is not None:  # else strict=False, and it was not saved
                 value.load_state_dict(part)
         elif isinstance(value, MutableMapping) and isinstance(part, Mapping):
             value.update(part)

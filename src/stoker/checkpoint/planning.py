@@ -14,7 +14,8 @@ from typing import Any
 
 from stoker.checkpoint.names import Attempt
 from stoker.checkpoint.peers import Peers
-from stoker.errors import CheckpointError
+from stoker.errors import CheckpointError, reason_of
+from stoker.units import format_bytes
 
 Cannot = Callable[[int], str | None]
 """Why this rank cannot save so many bytes now; None when it can. May wait."""
@@ -82,8 +83,15 @@ class Planning:
         plans = tensors.global_plan(planner, offers) if self._peers.rank == 0 else []
         plan = self._peers.spread(f"{topic}/plan", plans, 2 * self._timeout_s)[self._peers.rank]
         self.close()
-        self.plan = replace(plan, signature=signature)
-        self.staging = tensors.Staging(self.plan, pin=tensors.any_on_gpu(planner))
+        plan = replace(plan, signature=signature)
+        try:
+            self.staging = tensors.Staging(plan, pin=tensors.any_on_gpu(planner))
+        except OSError as error:
+            raise CheckpointError(
+                f"there is no memory to copy the state to ({format_bytes(plan.layout.nbytes)}): {reason_of(error)}",
+                "see `ulimit -n` and what memory this job may have",
+            ) from error
+        self.plan = plan  # last: without staging memory there is none, and the next save plans anew
 
     def guard(self) -> None:
         """Let what comes next on this GPU wait until the copies of the last save are done."""

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from stoker.checkpoint.helper import Helper
@@ -27,6 +28,12 @@ WRITE_S_MAX = 3600.0
 WRITER_TRIES = 3
 """How often one save is given to a new writing process when the last one died over it."""
 SaveState = Literal["writing", "committed", "failed", "skipped"]
+
+
+def _closed_gate() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
 
 
 class UndecidedError(CheckpointError):
@@ -46,17 +53,22 @@ class Save:
     """Seconds from the call until the checkpoint was complete on the local disk."""
     state: SaveState = "writing"
     error: StokerError | None = None
-    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
+    _gate: threading.Lock = field(default_factory=_closed_gate, repr=False, compare=False)
+    """Closed until it is decided. No Event: a signal handler that waits as well, and came while its own thread was
+    inside the Event, would wait for that thread, which is itself."""
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is decided; whether it is committed locally."""
-        self._ended.wait(seconds)
+        """Wait until it is decided; whether it is committed locally. A signal handler may call it, too."""
+        seconds = -1 if seconds is None else min(max(0.0, seconds), threading.TIMEOUT_MAX)
+        if self.state == "writing" and self._gate.acquire(timeout=seconds):
+            self._gate.release()
         return self.state == "committed"
 
     def end(self, state: SaveState, error: StokerError | None = None) -> None:
         """Decide it."""
-        self.state, self.error = state, error
-        self._ended.set()
+        self.error = error
+        self.state = state
+        self._gate.release()
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,7 @@ class Saver:
         self._waiting: Staged | None = None
         self._changed = threading.Condition()
         self._closing = False
+        self._left: list[Path] = []  # failed attempts that could not be removed: tried again at the next save
         self.failures = 0
         """Saves that failed since the last one that did not."""
         self.writers_lost = 0
@@ -161,6 +174,7 @@ class Saver:
 
     def _bring_home(self, staged: Staged) -> None:
         """Write, vote, commit; whatever happens, the save is decided at the end."""
+        self._left = [folder for folder in self._left if not discard(folder)]
         vote = self._written(staged)
         wrote_s = self._clock.monotonic() - staged.began_s
         try:
@@ -203,7 +217,7 @@ class Saver:
 
     def _failed(self, staged: Staged, error: StokerError) -> None:
         if not isinstance(error, UndecidedError):
-            discard(staged.job.folder)
+            self._left = [folder for folder in (*self._left, staged.job.folder) if not discard(folder)]
         self.failures += 1
         _log.warning("stoker: %s", error)
         self.on_end(staged, None)
@@ -222,7 +236,7 @@ class Saver:
                     return "failed", "the Checkpointer was closed"
                 _log.warning("stoker: %s; started again", self._writer.last_words())
                 self.writers_lost += 1
-                self._restart()
+                self._drop()
             except CheckpointError as error:
                 return "failed", error.message
             else:
@@ -230,9 +244,9 @@ class Saver:
         return "failed", f"the writing process died {WRITER_TRIES} times over this save"
 
     def _ask(self, staged: Staged) -> tuple[FileEntry, ...]:
-        writer = self._writer
-        if writer is None:
+        if self._closing:
             raise EOFError
+        writer = self._writer = self._writer or Helper("write")
         identity, descriptor, nbytes = staged.image
         if nbytes and self._image != identity:
             writer.tell(("image", nbytes), (descriptor,))
@@ -248,14 +262,14 @@ class Saver:
                 return value  # type: ignore[no-any-return]  # the wire carries our own entries
             if kind == "failed":
                 raise value
-        self._restart()
+        self._drop()
         raise CheckpointError(f"{staged.job.folder}: the disk did not finish writing within {WRITE_S_MAX:.0f} s")
 
-    def _restart(self) -> None:
+    def _drop(self) -> None:
+        """End a writing process that is of no use; the next question starts another, if the system lets us."""
         if self._writer is not None:
             self._writer.close()
-        self._image = None
-        self._writer = Helper("write")
+        self._image, self._writer = None, None
 
 
 def entries_of(votes: list[Any]) -> tuple[FileEntry, ...]:

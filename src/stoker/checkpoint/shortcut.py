@@ -9,6 +9,7 @@ way again.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,13 @@ class _OptimizerNames:
 
 _models: weakref.WeakKeyDictionary[Any, _ModelNames] = weakref.WeakKeyDictionary()
 _optimizers: weakref.WeakKeyDictionary[Any, _OptimizerNames] = weakref.WeakKeyDictionary()
+
+
+def by_closure(optimizer: Any) -> bool:
+    """Whether `step` cannot be called without a closure, as LBFGS's: torch cannot make up such a one's state, and its
+    lists grow from step to step, so it is saved as one value."""
+    given = inspect.signature(optimizer.step).parameters.get("closure")
+    return given is not None and given.default is inspect.Parameter.empty
 
 
 def model_state(model: Any) -> dict[str, Any] | None:

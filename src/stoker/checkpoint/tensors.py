@@ -69,7 +69,8 @@ def plain_state(state: State) -> dict[str, Any]:
         if isinstance(value, torch.nn.Module):
             plain[name] = model_state(value)
         elif isinstance(value, torch.optim.Optimizer):
-            plain[name] = optimizer_state(owner_of(value, state), value)
+            owner = owner_of(value, state)
+            plain[name] = Whole(value.state_dict()) if shortcut.by_closure(value) else optimizer_state(owner, value)
         elif hasattr(value, "state_dict") and not isinstance(value, torch.Tensor):
             plain[name] = _whole_leaves(name, value.state_dict())
         else:
@@ -79,7 +80,7 @@ def plain_state(state: State) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A dict without tensors: one value. torch would take it apart and turn its keys into text."""
+    """A dict that is one value, mostly without tensors. torch would take it apart and turn its keys into text."""
 
     value: Any
 
@@ -207,10 +208,8 @@ def signature_of(planner: DefaultSavePlanner) -> tuple[object, ...]:
         if isinstance(value, DTensor):
             mesh = value.device_mesh
             found.append((name, value.shape, value.dtype, value.placements, mesh.mesh_dim_names, mesh.shape))
-        elif isinstance(value, torch.Tensor):
-            found.append((name, value.shape, value.dtype))
         else:
-            found.append(name)
+            found.append((name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else name)
     return tuple(found)
 
 

@@ -135,6 +135,14 @@ class Tier:
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{self.url}/{name}/{NODE}: not a list of ranks: {error}") from None
 
+    def has_marker(self, name: str) -> bool:
+        """Whether there is a marker, by asking for it: lists of some servers lag behind."""
+        try:
+            self.store.head(f"{name}/{COMMITTED}")
+        except NotFoundError:
+            return False
+        return True
+
     def find(self, name: str) -> Seen:
         """The attempt called *name*, or the newest one of the step that *name* is. UsageError when there is none."""
         seen = self.look()

@@ -44,12 +44,13 @@ def upload(local: Tier, remote: Tier, manifest: Manifest) -> Uploaded:
     assert local.root is not None
     folder, name = local.root / manifest.attempt, manifest.attempt
     there = {info.key: info.size for info in remote.store.list(f"{name}/")}
+    lags = f"{name}/{COMMITTED}" not in there and remote.has_marker(name)  # then what is not listed may be there, too
     sent = skipped = 0
     here = [entry for entry in manifest.files if (folder / entry.name).exists()]
     for entry in here:
         key = f"{name}/{entry.name}"
         with _bytes_of(folder / entry.name, entry) as data:
-            if there.get(key) == entry.size and remote.sum_of(name, entry) == entry.crc32c:
+            if (there.get(key) == entry.size or lags) and _is_right(remote, name, entry):
                 skipped += entry.size
                 continue
             remote.store.put(key, data)
@@ -63,6 +64,14 @@ def upload(local: Tier, remote: Tier, manifest: Manifest) -> Uploaded:
     remote.store.put(f"{name}/{MANIFEST}", document)
     _commit(remote, f"{name}/{COMMITTED}", Marker.of(name, document).to_json())
     return Uploaded(sent, skipped, committed=True)
+
+
+def _is_right(remote: Tier, name: str, entry: FileEntry) -> bool:
+    """Whether a file lies at the remote with the bytes that were saved."""
+    try:
+        return remote.sum_of(name, entry) == entry.crc32c
+    except NotFoundError:
+        return False
 
 
 @contextlib.contextmanager

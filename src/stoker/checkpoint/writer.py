@@ -91,8 +91,10 @@ def commit(folder: Path, manifest: Manifest, description: bytes | None, ranks: S
         raise CheckpointError(f"{folder}: {error.strerror or error}") from error
 
 
-def discard(folder: Path) -> None:
-    """Remove an attempt that failed, as far as the disk lets us; the janitor takes the rest."""
+def discard(folder: Path) -> bool:
+    """Remove an attempt that failed, as far as the disk lets us; whether nothing is left of it."""
     with contextlib.suppress(OSError):
         if folder.exists():
             disk.remove_attempt(folder, COMMITTED)
+        return True
+    return False

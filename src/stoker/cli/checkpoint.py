@@ -135,6 +135,8 @@ def export(
     wrong usage."""
     if out.suffix not in (".pt", ".safetensors"):
         raise UsageError(f"{out}: the file must end in .pt or .safetensors")
+    if out.exists():
+        raise UsageError(f"{out}: there is such a file already", "remove it, or give another name")
     tier = admin.tier_of(url)
     if tier.root is None:
         raise UsageError(f"{url}: export reads a local folder", "`stoker checkpoint pull` brings one here")
