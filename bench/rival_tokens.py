@@ -36,7 +36,7 @@ def arrays(folder: Path, length: int) -> Path:
     if not folder.exists():
         folder.mkdir(parents=True)
         for number, block in enumerate(blocks()):
-            with (folder / f"shard_{number:05d}.arrays.bin").open("wb") as out:
+            with (folder / f"shard_{number:05d}.arrays.bin").open("wb", buffering=4 << 20) as out:  # as `pack` writes
                 writer = ArraysWriter(out)
                 for row, tokens in enumerate(block.reshape(-1, length)):
                     writer.add(f"{number}-{row:06d}", {"tokens": tokens})

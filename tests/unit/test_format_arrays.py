@@ -44,6 +44,16 @@ def test_what_is_written_is_found() -> None:
     assert arrays_bytes(SAMPLES) == data
 
 
+def test_rows_begin_at_a_page() -> None:
+    """Whatever the columns' names take; a head without blanks, as shards had at first, is read all the same."""
+    for name in ("x", "a_name_as_long_as_that"):
+        values = {name: np.arange(6, dtype=np.int16)}
+        found = scan(arrays_bytes({"one": values})).samples[0].fields[0]
+        assert found.offset == 4096
+    bare = forged([["x", "<i2", [6]]], ["one"], bytes(12))
+    assert scan(bare).samples[0].fields[0].offset == 16 + len('[["x", "<i2", [6]]]') and not scan(bare).findings
+
+
 def test_values_are_views() -> None:
     """Decoding copies nothing."""
     data = np.arange(12, dtype="<f4").tobytes()

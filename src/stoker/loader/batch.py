@@ -58,10 +58,12 @@ class Batch:
     epoch: int
     step: int
     samples: np.ndarray
-    """int64 [batch]: global sample numbers, changed where a bad one is replaced."""
+    """int64 [steps × batch]: global sample numbers, changed where a bad one is replaced."""
     mask: np.ndarray | None
     chunks: list[Chunk]
     created_s: float
+    steps: int = 1
+    """How many batches of the trainer's lie in it, one behind the other."""
     slot: int | None = None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     loose: dict[str, list[Any]] = field(default_factory=dict)
@@ -108,6 +110,20 @@ class Delivered(NamedTuple):
     intervals: tuple[Interval, ...]
     counts: Mapping[str, float]
     """Totals of the feeder so far."""
+    steps: int = 1
+    """How many batches lie in the slot, this one and those behind it."""
+    first: int = 0
+    """Row of the slot where the batch begins."""
+
+    def apart(self) -> list[Delivered]:
+        """The batches one by one, all of one length."""
+        if self.steps == 1:
+            return [self]
+        rows = self.rows // self.steps
+        return [
+            self._replace(step=self.step + number, rows=rows, steps=self.steps - number, first=number * rows)
+            for number in range(self.steps)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

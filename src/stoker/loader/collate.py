@@ -33,7 +33,7 @@ class Collator:
         keep = [row for row in rows if row not in gone] if gone else rows
         batch.arrays["__index__"][: len(batch.samples)] = batch.samples
         if batch.mask is not None:
-            batch.arrays["__mask__"][:] = batch.mask
+            batch.arrays["__mask__"][: len(batch.mask)] = batch.mask
         for name, values in batch.loose.items():
             array = batch.arrays.get(name)
             batch.loose[name] = [

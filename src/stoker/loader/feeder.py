@@ -36,7 +36,7 @@ from stoker.loader.engine import Engine
 from stoker.loader.governor import Governor
 from stoker.loader.job import Job, Start
 from stoker.loader.layout import SlotLayout, lay_out
-from stoker.loader.plan import shared, slots_within
+from stoker.loader.plan import shared, slots_within, steps_together
 from stoker.loader.slab import Slab, create, grow
 from stoker.loader.steps import Steps, objects_ahead
 from stoker.loader.work import Workshop
@@ -65,7 +65,8 @@ def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
     """Which fields have a fixed shape: known from the decoders, else those that are alike in the first samples."""
     mask = job.split.tail == "pad"
     if workshop.gatherer is not None:
-        return lay_out(job.rows, workshop.gatherer.shapes, mask=mask)
+        step = lay_out(job.rows, workshop.gatherer.shapes, mask=mask)
+        return lay_out(job.rows * steps_together(job, step.nbytes), workshop.gatherer.shapes, mask=mask)
     plain = job.transform is None and not job.dataset.maps
     fixed = {n: (tuple(d.shape), str(d.dtype)) for n, d in job.fields if d.shape is not None and d.dtype is not None}
     if not plain or len(fixed) < len(job.fields):
@@ -201,7 +202,7 @@ class Feeder:
         batch.spent("order_wait", batch.done_s, now)
         told = Delivered(
             batch.start.generation, batch.epoch, batch.step, batch.slot, batch.rows, batch.loose,
-            tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(),
+            tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(), batch.steps,
         )  # fmt: skip
         try:
             self._tell(("batch", told))

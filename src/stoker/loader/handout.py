@@ -28,18 +28,17 @@ ToTensor = Callable[[np.ndarray], Any]
 class HandOut:
     """Makes batches of slots and knows which slots came back."""
 
-    def __init__(
-        self, slab: Slab, to_tensor: ToTensor | None, batch_size: int, key: Callable[[int], str], *, kept: bool
-    ) -> None:
+    def __init__(self, slab: Slab, to_tensor: ToTensor | None, key: Callable[[int], str], *, kept: bool) -> None:
         """*kept*: the user gets the slot's own memory, not a copy of it on a device. *key* tells a sample's key."""
         self._slab = slab
         self._to_tensor = to_tensor
-        self._batch_size = batch_size
         self._freed: deque[int] = deque()
         self._out = 0
         self._warned = not kept
         self._kept = kept
         self._key = key
+        self._open: tuple[dict[str, np.ndarray], bool] | None = None
+        """The arrays of a slot with more batches in it, and whether they are copied."""
 
     def freed(self) -> list[int]:
         """Slots that came back since the last call."""
@@ -51,6 +50,8 @@ class HandOut:
 
     def must_copy(self) -> bool:
         """Whether the next batch must leave its slot at once."""
+        if self._open is not None:
+            return self._open[1]
         return self._kept and self._slab.slots - self._out <= 2
 
     def batch(self, told: Delivered) -> dict[str, Any]:
@@ -59,22 +60,31 @@ class HandOut:
         if copy and not self._warned:
             self._warned = True
             warnings.warn(KEPT_WARNING, stacklevel=4)
-        self._out += 1
-        memory = self._slab.hand_out(told.slot, self._freed)
+        if self._open is None:
+            self._out += 1
+            views = self._slab.layout.views(self._slab.hand_out(told.slot, self._freed))
+        else:
+            views = self._open[0]
+        self._open = (views, copy) if told.steps > 1 else None
         batch: dict[str, Any] = {}
-        views = self._slab.layout.views(memory)
-        samples = views["__index__"]
+        stop = told.first + told.rows
+        whole = stop - told.first == self._slab.layout.rows
+        samples = views["__index__"][told.first : stop]
         for name, array in views.items():
             if name in told.loose:
                 continue
-            rows = array if told.rows == self._batch_size else array[: told.rows]
+            rows = array if whole else array[told.first : stop]
             if copy:
                 rows = rows.copy()
             batch[name] = rows if self._to_tensor is None else self._to_tensor(rows)
         for name, values in told.loose.items():
             batch[name] = self._loose(values)
-        batch["__key__"] = Keys(self._key, samples[: told.rows].copy())
+        batch["__key__"] = Keys(self._key, samples.copy())
         return batch
+
+    def leave(self) -> None:
+        """The rest of the slot that batches are being made of is not wanted any more."""
+        self._open = None
 
     def _loose(self, values: Any) -> Any:
         if self._to_tensor is None:

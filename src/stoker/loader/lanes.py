@@ -26,6 +26,8 @@ class Lane:
         self.feeder = FeederProcess(job)
         self._hand_out = hand_out
         self._handed: HandOut | None = None
+        self._rest: list[Delivered] = []
+        """Batches that came together with the last one, the next one last."""
 
     @property
     def handed(self) -> HandOut:
@@ -35,6 +37,11 @@ class Lane:
 
     def receive(self, generation: int) -> Delivered | Failed:
         """The next batch of *generation*; slots of dropped ones go straight back."""
+        if self._rest and self._rest[-1].generation == generation:
+            return self._rest.pop()
+        if self._rest:
+            self._rest = []
+            self.handed.leave()
         slots = self._handed.freed() if self._handed is not None else []
         while True:
             if slots:
@@ -43,7 +50,10 @@ class Lane:
             if self._handed is None and self.feeder.slab is not None:
                 self._handed = self._hand_out(self.feeder.slab)
             if told.generation == generation or (isinstance(told, Failed) and told.generation < 0):
-                return told
+                if isinstance(told, Failed):
+                    return told
+                self._rest = told.apart()[::-1]
+                return self._rest.pop()
             slots = [told.slot] if isinstance(told, Delivered) else []
 
 

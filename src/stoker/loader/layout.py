@@ -42,9 +42,15 @@ class SlotLayout:
     nbytes: int
     """Bytes of one slot, a multiple of the page."""
 
-    def row_bytes(self, rows: int) -> int:
-        """Bytes of one of a slot's *rows*, rounded up."""
-        return -(-self.nbytes // rows)
+    @property
+    def rows(self) -> int:
+        """Samples that a slot holds."""
+        return self.arrays[0].shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one of a slot's rows, rounded up."""
+        return -(-self.nbytes // self.rows)
 
     def slot_offset(self, slot: int) -> int:
         """Bytes from the start of the slab; the first page holds the board."""

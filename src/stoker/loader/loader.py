@@ -242,7 +242,7 @@ class Loader:
         to_tensor = self._tensor.to_tensor if self._tensor is not None else None
         if self._device is not None:
             self._device.attach(slab)
-        return HandOut(slab, to_tensor, self._job.rows, self.dataset.key, kept=self._device is None)
+        return HandOut(slab, to_tensor, self.dataset.key, kept=self._device is None)
 
     def _check_bad(self, lane: Lane, told: Delivered) -> None:
         self._bad_count += len(told.bad)

@@ -12,15 +12,18 @@ from stoker.decode import Decoder, default_for, resolve
 from stoker.errors import UsageError
 from stoker.loader.buckets import Buckets
 from stoker.loader.control import Limits, Setting
-from stoker.loader.job import AnyOrder, Work
+from stoker.loader.job import AnyOrder, Job, Work
 from stoker.loader.ranks import Ranks
 from stoker.loader.slab import SLOTS_MIN
-from stoker.order import MixedOrder, Mode, Order, Split, Tail, Window, build_order
+from stoker.order import BucketedOrder, MixedOrder, Mode, Order, Split, Tail, Window, build_order
 
 SLOTS = 8
 """Slots wanted: 4 hold the feeder's and the trainer's turn, 4 more absorb a slow sample."""
 SMALL_SLOT_BYTES = 1 << 20
 """Of slots up to this size there are twice as many: a batch takes 100 µs then, and being woken takes half of that."""
+TOGETHER_BYTES = 4 << 20
+"""Batches that are only copied share a slot up to this size: what a slot costs beside the copying (a task, a message,
+two threads that take turns with the interpreter) is 100 µs, as much as copying 800 KB."""
 READERS_REMOTE = 16
 """Reading threads where a read is a round trip: at 50 ms and 8 samples a request some 2,500 samples/s."""
 READERS_MAX = 256
@@ -155,6 +158,17 @@ def slots_within(work: Work, slot_bytes: int, feeders: int) -> tuple[int, int]:
     room = work.ram_bytes // 2 // feeders // slot_bytes
     slots = max(SLOTS_MIN, min(wanted, room))
     return slots, max(slots, min(SLOTS_MAX, room)) if work.adapt and not work.pinned else slots
+
+
+def steps_together(job: Job, step_bytes: int) -> int:
+    """How many steps of *step_bytes* a slot holds, where samples are copied and not decoded.
+
+    Batches that are seen to one by one (a function of the user's, samples left out, lengths that differ) lie alone.
+    """
+    if job.batch_transform is not None or job.bad.action != "raise" or isinstance(job.order, BucketedOrder):
+        return 1
+    room = job.work.ram_bytes // 2 // job.work.slots
+    return max(1, min(TOGETHER_BYTES, room) // step_bytes)
 
 
 def shared(work: Work, feeders: int, slots: int, slots_max: int) -> tuple[Setting, Limits]:

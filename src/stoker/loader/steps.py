@@ -19,15 +19,16 @@ POSITIONS_AT_ONCE = 8_192
 
 
 class Step(NamedTuple):
-    """One batch of the plan."""
+    """One batch of the plan, or several neighbours in one."""
 
     epoch: int
     number: int
-    """Of the step, counted from the start of the epoch or of the resumed rest of it."""
+    """Of the first step, counted from the start of the epoch or of the resumed rest of it."""
     samples: np.ndarray[Any, np.dtype[np.int64]]
-    """int64 [batch]"""
+    """int64 [steps × batch]"""
     mask: np.ndarray[Any, np.dtype[np.bool_]] | None
-    """bool [batch], False where a sample is repeated to fill the batch; None without padding."""
+    """bool [steps × batch], False where a sample is repeated to fill the batch; None without padding."""
+    steps: int = 1
 
 
 class Steps:
@@ -39,18 +40,32 @@ class Steps:
         self._split = split
         self._epoch, self._position, self._number = start.epoch, start.position, 0
         self._turn = 0
-        self._block: list[Step] = []
+        self._samples: Sequence[np.ndarray[Any, np.dtype[np.int64]]] | np.ndarray[Any, np.dtype[np.int64]] = ()
+        """Of the steps looked up, one by one: a list where they differ in length, else int64 [steps, batch]."""
+        self._mask: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+        self._taken = 0
+        """How many of those looked up were taken."""
 
-    def take(self) -> Step:
-        """The next step of this feeder: every n-th of the plan, where n feeders share it."""
+    def take(self, steps_max: int = 1) -> Step:
+        """The next step of this feeder: every n-th of the plan, where n feeders share it.
+
+        Where the feeder is alone and all batches have one length, up to *steps_max* of the same epoch in one."""
         while True:
-            if not self._block:
+            if self._taken == len(self._samples):
                 self._look_up()
-            step = self._block.pop()
+            first = self._taken
+            several = isinstance(self._samples, np.ndarray) and self.start.feeders == 1
+            self._taken = min(first + steps_max, len(self._samples)) if several else first + 1
             mine = self._turn == self.start.turn
             self._turn = (self._turn + 1) % self.start.feeders
             if mine:
-                return step
+                return self._step(first, self._taken)
+
+    def _step(self, first: int, stop: int) -> Step:
+        samples, mask = self._samples, self._mask
+        found = samples[first:stop].reshape(-1) if isinstance(samples, np.ndarray) else samples[first]
+        number = self._number - len(samples) + first
+        return Step(self._epoch, number, found, None if mask is None else mask[first:stop].reshape(-1), stop - first)
 
     def _look_up(self) -> None:
         """Plan the next steps, at least one."""
@@ -60,17 +75,12 @@ class Steps:
             self._epoch, self._position, self._number = self._epoch + 1, 0, 0
             left = split.steps(0)
         count = max(1, min(left, POSITIONS_AT_ONCE // split.batch_size))
-        positions, mask = split.block(self._position, self._number, count)
-        samples: Sequence[np.ndarray[Any, np.dtype[np.int64]]]
+        positions, self._mask = split.block(self._position, self._number, count)
         if isinstance(self._order, BucketedOrder):
-            samples = self._order.batches(self._epoch, positions.reshape(-1))
+            self._samples = self._order.batches(self._epoch, positions.reshape(-1))
         else:
-            samples = list(self._order.at(self._epoch, positions.reshape(-1)).reshape(positions.shape))
-        first = self._number
-        self._block = [
-            Step(self._epoch, first + row, samples[row], None if mask is None else mask[row])
-            for row in reversed(range(count))
-        ]
+            self._samples = self._order.at(self._epoch, positions.reshape(-1)).reshape(positions.shape)
+        self._taken = 0
         self._number += count
 
 
