@@ -37,8 +37,8 @@ MAGIC, END = b"STOKARR1", b"1RRAKOTS"
 _HEAD, _TAIL = struct.Struct("<8sII"), struct.Struct("<QI8s")
 _DTYPE = re.compile(r"[<>|]([biuf][1248]|c(8|16))")
 ROWS_ALIGN_BYTES = 4096
-"""The first row begins at a multiple of this (blanks after the head's JSON): copying from page to page takes 15 % less time
-than from an odd address (measured, rows of 8 KiB)."""
+"""The first row begins at a multiple of this, with blanks after the head's JSON: copying from page to page takes 15 %
+less time than from an odd address (measured, rows of 8 KiB)."""
 JUNK_BYTES_MAX = 1 << 20
 """How far before the end of a shard its end mark is looked for."""
 
