@@ -1,4 +1,7 @@
-"""A transform in Pillow: pictures come as arrays, are turned and sharpened, and go back as arrays."""
+"""A transform in Pillow: pictures come as arrays, are turned and sharpened, and go back as arrays.
+
+The same pictures however many threads work.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,11 @@ def turn(sample: dict[str, Any]) -> dict[str, Any]:
 
 dataset = stoker.open("photos")
 fields = {"image": stoker.image.RandomResizedCrop(64, flip=True), "cls": int}
-with stoker.Loader(dataset, 32, seed=1, fields=fields, transform=turn) as loader:
-    for batch in loader:
-        images = batch["image"]
-    print(tuple(images.shape), images.dtype)
-    print(loader.report())
+found = []
+for threads in (1, 3):
+    with stoker.Loader(
+        dataset, 32, seed=1, fields=fields, transform=turn, budget=stoker.Budget(cpus=threads)
+    ) as loader:
+        found.append(next(iter(loader))["image"])
+print(tuple(found[0].shape), found[0].dtype)
+assert found[0].equal(found[1])
