@@ -10,7 +10,10 @@ import torch
 
 from stoker.checkpoint import Checkpointer
 from stoker.checkpoint.tier import Seen, Tier
-from stoker.store import connect
+from stoker.cli.servers import Server
+from stoker.store import StoreOptions, connect
+from stoker.testing.fault_proxy import FaultProxy
+from support_store import options_for
 
 
 def model(seed: int = 0, *, width: int = 24) -> torch.nn.Module:
@@ -98,3 +101,18 @@ def seen(place: Path | str) -> list[Seen]:
 def complete(place: Path | str) -> list[int]:
     """The steps of the complete checkpoints on a tier, oldest first."""
     return [one.attempt.step for one in seen(place) if one.manifest is not None]
+
+
+def through(proxy: FaultProxy, server: Server, deadline_s: float = 20.0) -> StoreOptions:
+    """Options that lead through the proxy."""
+    return options_for(server, endpoint=proxy.endpoint, deadline_s=deadline_s)
+
+
+def state(step: float) -> dict[str, Any]:
+    """Some tensors, and a value."""
+    return {"w": torch.full((20_000,), float(step)), "b": torch.full((3,), -float(step)), "n": step}
+
+
+def there(url: str, options: StoreOptions) -> list[int]:
+    """The complete steps at a remote."""
+    return [one.attempt.step for one in Tier(connect(url, options=options)).look() if one.manifest is not None]

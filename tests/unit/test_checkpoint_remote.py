@@ -23,7 +23,7 @@ from stoker.errors import CheckpointError
 from stoker.store import ByteRange, Memory, StoreOptions, connect
 from stoker.store.wrap import Around
 from stoker.testing.fault_proxy import FaultPlan, FaultProxy
-from support_checkpoint import complete, same, saved, seen
+from support_checkpoint import complete, same, saved, seen, state, there, through
 from support_store import fresh_prefix, options_for, until
 
 
@@ -39,21 +39,6 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
     """Stands before it and does no harm yet."""
     with FaultProxy("127.0.0.1", server.port) as running:
         yield running
-
-
-def through(proxy: FaultProxy, server: Server, deadline_s: float = 20.0) -> StoreOptions:
-    """Options that lead through the proxy."""
-    return options_for(server, endpoint=proxy.endpoint, deadline_s=deadline_s)
-
-
-def state(step: float) -> dict[str, Any]:
-    """Some tensors, and a value."""
-    return {"w": torch.full((20_000,), float(step)), "b": torch.full((3,), -float(step)), "n": step}
-
-
-def there(url: str, options: StoreOptions) -> list[int]:
-    """The complete steps at a remote."""
-    return [one.attempt.step for one in Tier(connect(url, options=options)).look() if one.manifest is not None]
 
 
 def resumed(
@@ -198,7 +183,7 @@ def test_the_bandwidth_limit_holds(tmp_path: Path) -> None:
     worker = threading.Thread(target=lambda: (upload(local, limited, one.manifest), done.set()), daemon=True)
     worker.start()
     assert not done.wait(2.0)  # sending takes 2 s, reading back 2 more; the last bytes are paid for afterwards
-    worker.join(30)
+    worker.join(120)
     assert done.is_set() and complete(tmp_path / "far") == [1]
 
 
