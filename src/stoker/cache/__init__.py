@@ -3,7 +3,19 @@
 from stoker.cache.cache import Cache, CacheStatus
 from stoker.cache.mapped import Mapped
 from stoker.cache.objects import Objects, Read, WrongDigestError
+from stoker.cache.prefetch import prefetch
 from stoker.cache.streamed import Streamed
 from stoker.cache.warm import Shards, WarmReport
 
-__all__ = ["Cache", "CacheStatus", "Mapped", "Objects", "Read", "Shards", "Streamed", "WarmReport", "WrongDigestError"]
+__all__ = [
+    "Cache",
+    "CacheStatus",
+    "Mapped",
+    "Objects",
+    "Read",
+    "Shards",
+    "Streamed",
+    "WarmReport",
+    "WrongDigestError",
+    "prefetch",
+]

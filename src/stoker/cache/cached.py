@@ -8,10 +8,9 @@ there is no other way to a range of theirs. When the cache's disk fails, reading
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +19,13 @@ from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, admit
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
 from stoker.cache.mapped import Mapped
-from stoker.cache.objects import PIECE_BYTES, Read, WrongDigestError, pread_ranges, slices, wrong_digest
+from stoker.cache.objects import Read, WrongDigestError, pread_ranges, slices, wrong_digest
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
 from stoker.clock import SYSTEM, Clock
 from stoker.errors import StokerError, StoreError
 from stoker.events import Recorder
-from stoker.flow import Gate, parallel_map
+from stoker.flow import Gate
 from stoker.index.entry import ObjectRef
 from stoker.store.base import ByteRange, Store
 from stoker.store.digest import digest_of
@@ -40,8 +39,6 @@ PATIENCE_S = 1.0
 BESIDES_AT_ONCE = 2
 """Reads that may fetch parts of objects which come in whole anyway: enough for the next batch; more would only slow the
 admissions down, and fetch most bytes twice."""
-LARGE_AT_ONCE, SMALL_AT_ONCE = 2, 16
-"""Objects that are fetched ahead at once: of the large ones several pieces travel side by side already."""
 LEASES_BATCH = 32
 BACK_OFF_S = 5.0
 """Seconds without admissions after the disk failed or had no room."""
@@ -137,23 +134,9 @@ class Cached:
             live.hits += 1
         return Mapped(file, f"cache {live.home.entry(name)} of {self._store.url}: {ref.key!r}")
 
-    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
-        """See `Objects.prefetch`. Ends when the cache has no room, when it is closed, or with the process."""
-        threading.Thread(target=self._prefetch, args=(self._here(), refs), daemon=True, name="stoker-prefetch").start()
-
-    def _prefetch(self, live: _Live, refs: Iterator[ObjectRef]) -> None:
-        first = next(refs, None)
-        if first is None:
-            return
-        at_once = SMALL_AT_ONCE if first.size < PIECE_BYTES else LARGE_AT_ONCE
-        for going_on in parallel_map(
-            lambda ref: self._prefetched(live, ref), itertools.chain([first], refs), workers=at_once, ahead=at_once
-        ):
-            if not going_on:
-                return
-
-    def _prefetched(self, live: _Live, ref: ObjectRef) -> bool:
-        """Bring one object in, if it is not here; whether it makes sense to go on."""
+    def bring_in(self, ref: ObjectRef) -> bool:
+        """See `Objects.bring_in`: False once the cache has no room, cannot be written or is closed."""
+        live = self._here()
         home = live.home
         if home is None or home.read_only or self._stop() or self._clock.monotonic() < live.closed_until_s:
             return False

@@ -51,8 +51,8 @@ class Objects(Protocol):
         """The expanded object in memory where it lies on this machine already, else None: nothing is waited for."""
         ...
 
-    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
-        """Bring these objects into the cache, in this order, while others read. Nothing where there is no cache."""
+    def bring_in(self, ref: ObjectRef) -> bool:
+        """Bring an object into the cache ahead of its use, if it is not there; whether to go on with others."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -79,8 +79,9 @@ class Streamed:
         file = self._file(self._paths, ref)
         return Mapped(file, self._where(ref), lambda found: self._check(ref, found))
 
-    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
-        """There is no place to bring them to."""
+    def bring_in(self, ref: ObjectRef) -> bool:
+        """There is no place to bring it to."""
+        return False
 
     def _where(self, ref: ObjectRef) -> str:
         return f"{self._store.url}: {ref.key!r}"

@@ -75,6 +75,11 @@ class Mixture(Dataset):
         return {"parts": self._pairs, "epoch": self._epoch, "weights_from": self._weights_from, "maps": self.maps}
 
     @property
+    def samples_of_all(self) -> int:
+        """How many samples it takes until each source has given all of its own, at the first weights."""
+        return _epoch_samples("all", self._sizes, self._stretches[0].places)
+
+    @property
     def format_name(self) -> str:
         return "mixture"
 

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from stoker.cache import Objects
 from stoker.dataset.copying import Int64Array
 from stoker.dataset.dataset import Dataset
 from stoker.dataset.gather import Gatherer, Located, Shape
 from stoker.dataset.read import RawSamples, SampleReader
 from stoker.index import ObjectRef
+
+NEEDS_AT_ONCE = 256
+"""Samples whose objects are looked up together: the order of first use is exact to so many."""
 
 
 class MixtureReader(SampleReader):
@@ -49,8 +53,17 @@ class MixtureReader(SampleReader):
             return raw.sample(at)
         return dataset.mapped({**raw.sample(at), "__key__": raw.keys[at], "__index__": sample})
 
-    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
-        """Every part's cache fills as it is read."""
+    def cached_stores(self) -> list[Objects]:
+        return [store for reader in self._readers for store in reader.cached_stores()]
+
+    def needs(self, samples: Int64Array) -> Iterator[tuple[Objects, ObjectRef]]:
+        """A few samples at a time, so that no part's objects come long before those of the others."""
+        for first in range(0, len(samples), NEEDS_AT_ONCE):
+            some = samples[first : first + NEEDS_AT_ONCE]
+            owners = np.searchsorted(self._offsets, some, side="right") - 1
+            for part in dict.fromkeys(owners.tolist()):
+                if self._readers[part].cached_stores():
+                    yield from self._readers[part].needs(some[owners == part] - self._offsets[part])
 
     def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
         """What copies the fields where every part can, and all have the same shapes."""

@@ -5,11 +5,12 @@ The ranges of neighbouring samples that lie in one object go to it in one call, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.cache import Objects, WrongDigestError
+from stoker.cache import Objects, WrongDigestError, prefetch
+from stoker.dataset.copying import Int64Array
 from stoker.dataset.gather import Gatherer, row_gatherer
 from stoker.dataset.rows import RowFiles
 from stoker.errors import SampleError
@@ -111,9 +112,20 @@ class SampleReader:
         """What copies the fields *names* straight from mapped shards; None where samples are no rows of arrays."""
         return row_gatherer(self._index, self._objects, names, self._recorder)
 
-    def prefetch(self, refs: Iterator[ObjectRef]) -> None:
-        """Bring these objects into the cache, where there is one, in the background."""
-        self._objects.prefetch(refs)
+    def prefetch(self, samples: Iterable[Int64Array]) -> None:
+        """Bring what *samples* need, array by array, into the cache, where there is one, in the background."""
+        stores = self.cached_stores()
+        if stores:
+            prefetch((one for some in samples for one in self.needs(some)), stores)
+
+    def cached_stores(self) -> list[Objects]:
+        """The stores before which a cache stands."""
+        return [self._objects] if self._cached else []
+
+    def needs(self, samples: Int64Array) -> Iterator[tuple[Objects, ObjectRef]]:
+        """The objects that *samples* need, in order of first use."""
+        for ref in self._index.objects(samples):
+            yield self._objects, ref
 
     def _short(self, values: list[dict[str, Any]]) -> bool:
         """Whether a sample lacks a wanted field: only then are the names of all fields worth looking up."""

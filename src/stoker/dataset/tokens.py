@@ -14,6 +14,7 @@ import numpy as np
 from blake3 import blake3
 
 from stoker.cache import Objects
+from stoker.dataset.copying import Int64Array
 from stoker.dataset.dataset import Dataset, Map
 from stoker.dataset.gather import Gatherer
 from stoker.dataset.read import RawSamples, SampleReader
@@ -226,6 +227,9 @@ class TokenReader(SampleReader):
         values = [self._window([(piece, found[piece]) for piece in one]) for one in pieces]
         keys = [f"{self._index.key(one[0].document)}@{one[0].start}" for one in pieces]
         return RawSamples(keys, values, [FIELDS] * len(samples), missed=missed)
+
+    def needs(self, samples: Int64Array) -> Iterator[tuple[Objects, ObjectRef]]:
+        return super().needs(self._column.plan.documents(samples))
 
     def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
         if self._index.format in ROW_FORMATS or not self._index.objects_are_shards:

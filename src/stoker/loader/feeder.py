@@ -38,7 +38,7 @@ from stoker.loader.job import Job, Start
 from stoker.loader.layout import SlotLayout, lay_out
 from stoker.loader.plan import shared, slots_within, steps_together
 from stoker.loader.slab import Slab, create, grow
-from stoker.loader.steps import Steps, objects_ahead
+from stoker.loader.steps import Steps, samples_ahead
 from stoker.loader.work import Workshop
 from stoker.machine import give_way
 from stoker.wire import Waiter, receive, send
@@ -151,8 +151,7 @@ class Feeder:
     def _start(self, start: Start) -> None:
         if self._engine is None:
             job = self._job
-            if job.dataset.cache is not None:
-                self._reader.prefetch(objects_ahead(job.dataset, job.order, job.split, start))
+            self._reader.prefetch(samples_ahead(job.dataset, job.order, job.split, start))
             self._engine = self._make_engine(start)
         self._engine.start(start)
         if start.feeders != self._feeders:

@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.dataset import Dataset
-from stoker.index import ObjectRef
+from stoker.dataset import Dataset, Mixture
 from stoker.loader.job import AnyOrder, Start
 from stoker.order import BucketedOrder, Split
 
 POSITIONS_AT_ONCE = 8_192
+MIXED_AHEAD_MAX = 1 << 24
+"""Positions of a mixture that are looked through for what to fetch ahead: some seconds of a background thread. A source
+with a tiny weight would take for ever."""
+
+Samples = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Step(NamedTuple):
@@ -84,14 +88,12 @@ class Steps:
         self._number += count
 
 
-def objects_ahead(dataset: Dataset, order: AnyOrder, split: Split, start: Start) -> Iterator[ObjectRef]:
-    """The objects that the rest of *start*'s epoch needs, each once, in order of first use."""
-    seen: set[str] = set()
+def samples_ahead(dataset: Dataset, order: AnyOrder, split: Split, start: Start) -> Iterator[Samples]:
+    """The samples of the rest of *start*'s epoch, in order, many at a time; of a mixture, whose epoch may be short,
+    those until each source has given all."""
     steps, left = Steps(order, split, Start(0, start.epoch, start.position)), split.steps(start.position)
+    if isinstance(dataset, Mixture):
+        left = max(left, min(dataset.samples_of_all, MIXED_AHEAD_MAX) // split.global_batch)
     at_once = max(1, POSITIONS_AT_ONCE // split.batch_size)
     for first in range(0, left, at_once):
-        samples = [steps.take().samples for _ in range(min(at_once, left - first))]
-        for ref in dataset.objects(np.concatenate(samples)):
-            if ref.key not in seen:
-                seen.add(ref.key)
-                yield ref
+        yield np.concatenate([steps.take().samples for _ in range(min(at_once, left - first))])
