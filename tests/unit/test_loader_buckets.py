@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,3 +147,118 @@ def test_what_does_not_go_with_buckets(dataset: stoker.Dataset, option: dict[str
     """Padding an epoch, canonical nodes and windows of shards are refused by name."""
     with pytest.raises(UsageError, match="buckets take"):
         make(dataset, **option)
+
+
+def padded(dataset: stoker.Dataset, **options: Any) -> stoker.Loader:
+    """The same batches, padded with -1."""
+    transform, loader = options.pop("transform", None), {"fields": {"npy": stoker.npy}, "output": "numpy", "seed": 3}
+    for name in ("on_bad", "on_bad_max", "batch_transform"):
+        if name in options:
+            loader[name] = options.pop(name)
+    buckets = stoker.Buckets("npy", **{"bounds": (8, 16, 32), "tokens": 64, "pad": {"npy": -1}, **options})
+    return stoker.Loader(dataset, buckets, transform=transform, **loader)
+
+
+@pytest.mark.parametrize("to_bound", [False, True])
+def test_padded_batches(dataset: stoker.Dataset, to_bound: bool) -> None:
+    """One array [batch, longest or bound], filled up, with the lengths; the samples are those of the unpadded run."""
+    with make(dataset) as plain, padded(dataset, pad_to_bound=to_bound) as loader:
+        for expected, batch in zip(plain, loader, strict=True):
+            assert batch["__index__"].tolist() == expected["__index__"].tolist()
+            lengths = [len(value) for value in expected["npy"]]
+            width = min(bound for bound in (8, 16, 32) if bound >= max(lengths)) if to_bound else max(lengths)
+            assert batch["npy_length"].tolist() == lengths and batch["npy_length"].dtype == np.int64
+            assert batch["npy"].shape == (len(lengths), width) and batch["npy"].dtype == np.int32
+            for row, value in zip(batch["npy"], expected["npy"], strict=True):
+                assert row.tolist() == value.tolist() + [-1] * (width - len(value))
+
+
+def test_padded_batches_lie_in_the_slot(dataset: stoker.Dataset) -> None:
+    """They are not sent: the room is known from the budget, and kept batches keep their bytes."""
+    buckets = stoker.Buckets("npy", bounds=(8, 16, 32), tokens=64, pad={"npy": 0})
+    with stoker.Loader(dataset, buckets, fields={"npy": stoker.npy}, seed=3) as loader, make(dataset) as plain:
+        batches = iter(loader)
+        first = next(batches)
+        assert first["npy"].dtype == torch.int32
+        assert 0 < first["npy"].data_ptr() - first["__index__"].data_ptr() < 4096
+        with pytest.warns(UserWarning, match="are kept while new ones are drawn"):
+            kept = [first, *batches]
+        for expected, batch in zip(plain, kept, strict=True):
+            assert [row[:n].tolist() for row, n in zip(batch["npy"], batch["npy_length"], strict=True)] == [
+                value.tolist() for value in expected["npy"]
+            ]
+
+
+def frames(sample: dict[str, Any]) -> dict[str, Any]:
+    """Sound: two numbers for each token; and labels a token longer than it."""
+    tokens = sample["npy"].astype(np.float32)
+    return {"sound": np.stack([tokens, -tokens], 1), "npy": np.append(sample["npy"], 7)}
+
+
+def test_several_fields_with_axes_behind_the_length(dataset: stoker.Dataset) -> None:
+    """Each has its own fill and lengths; what a transform made longer than the budget foresaw comes all the same."""
+    seen = set()
+    with padded(dataset, transform=frames, pad={"sound": float("nan"), "npy": -100}) as loader:
+        for batch in loader:
+            rows, widest = len(batch["npy"]), int(batch["sound_length"].max())
+            assert batch["sound"].shape == (rows, widest, 2) and batch["npy"].shape == (rows, widest + 1)
+            assert (batch["npy_length"] == batch["sound_length"] + 1).all()
+            for row, sample in enumerate(batch["__index__"].tolist()):
+                length = LENGTHS[sample]
+                assert batch["sound"][row, :length].tolist() == [[sample, -sample]] * length
+                assert np.isnan(batch["sound"][row, length:]).all()
+                assert batch["npy"][row].tolist() == [sample] * length + [7] + [-100] * (widest - length)
+            seen.add(batch["npy"].size > 64)
+    assert seen == {False, True}
+
+
+def test_padding_with_samples_left_out(dataset: stoker.Dataset) -> None:
+    """A batch with a sample less is padded to the longest that is left, and a batch_transform sees padded arrays."""
+
+    def spoil(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__index__"] % 5 == 2:
+            raise stoker.SampleError("the longest of all")
+        return sample
+
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        batch["npy"][batch["npy"] >= 0] += 1
+        return {"filled": (batch["npy"] == -1).sum(1)}
+
+    with padded(dataset, transform=spoil, on_bad="skip", on_bad_max=1.0, batch_transform=count) as loader:
+        for batch in loader:
+            samples = batch["__index__"].tolist()
+            assert not any(sample % 5 == 2 for sample in samples)
+            lengths = [LENGTHS[sample] for sample in samples]
+            assert batch["npy"].shape == (len(samples), max(lengths)) and batch["npy_length"].tolist() == lengths
+            assert batch["filled"].tolist() == [max(lengths) - length for length in lengths]
+            assert batch["npy"][:, 0].tolist() == [sample + 1 for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pad": {"nothing": 0}}, "pad names field 'nothing', the samples have npy"),
+        ({"pad": {"npy": 0.5}}, "0.5 cannot stand in field 'npy', which holds int32"),
+        ({"pad": {"npy": 2**40}}, "cannot stand in field 'npy'"),
+        ({"pad": "npy"}, "pad maps fields to numbers"),
+        ({"transform": lambda s: {"npy": len(s["npy"])}}, "field 'npy' is no array whose first axis alone"),
+        ({"transform": lambda s: {**s, "npy_length": 1}}, "'npy_length', which the samples have already"),
+    ],
+)
+def test_what_cannot_be_padded_is_said(dataset: stoker.Dataset, options: dict[str, Any], message: str) -> None:
+    """Fields that are not there, have no length, or cannot hold the fill: before the first batch."""
+    with pytest.raises(UsageError, match=message), padded(dataset, **options) as loader:
+        next(iter(loader))
+
+
+def test_a_row_of_another_kind_names_its_sample(dataset: stoker.Dataset) -> None:
+    """A later sample that is no array of that kind ends the run with its number and key."""
+
+    def odd(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"npy": sample["npy"].reshape(1, -1) if sample["__index__"] == 70 else sample["npy"]}
+
+    with pytest.raises(stoker.SampleError, match=r"sample 70, key '0070': field 'npy': expected int32 of shape"):
+        with padded(dataset, transform=odd) as loader:
+            for _ in range(3):
+                for _ in loader:
+                    pass

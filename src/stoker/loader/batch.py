@@ -70,6 +70,8 @@ class Batch:
     """Values of fields without a fixed shape, by row."""
     rows: int = 0
     """Rows that count, once the batch is closed: fewer after skipped samples."""
+    padded: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Fields that fill their part of the slot in another shape than the layout says, and that shape."""
     bad: dict[int, Bad] = field(default_factory=dict)
     """By row."""
     intervals: list[Interval] = field(default_factory=list)
@@ -114,6 +116,8 @@ class Delivered(NamedTuple):
     """How many batches lie in the slot, this one and those behind it."""
     first: int = 0
     """Row of the slot where the batch begins."""
+    padded: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """See `Batch.padded`."""
 
     def apart(self) -> list[Delivered]:
         """The batches one by one, all of one length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from stoker.dataset import Dataset, Mixture, sample_lengths
 from stoker.errors import UsageError
+from stoker.loader.padding import Padding
 from stoker.loader.ranks import Ranks
 from stoker.order import BucketedOrder, Mode, Split
 
@@ -29,6 +31,11 @@ class Buckets:
     """The longest sample that each bucket takes, rising. A sample longer than the last is an error."""
     tokens: int
     """Length that a batch of one rank may have in all, every sample counted as its bucket's bound."""
+    pad: Mapping[str, float] | None = None
+    """Field → value: the field comes as one array [batch, longest], filled up with the value, and `<field>_length`
+    (int64 [batch]) says how long each sample is."""
+    pad_to_bound: bool = False
+    """Pad to the bucket's bound in place of the longest sample: as many shapes as buckets, for compiled models."""
 
     def __post_init__(self) -> None:
         bounds = self.bounds
@@ -41,6 +48,18 @@ class Buckets:
             raise UsageError(
                 f"tokens={self.tokens!r} holds no sample of the longest bucket, which takes up to {bounds[-1]}"
             )
+
+        given = self.pad if self.pad is not None else {}
+        if not isinstance(given, Mapping) or not all(
+            isinstance(name, str) and isinstance(value, int | float) for name, value in given.items()
+        ):
+            raise UsageError(f"pad maps fields to numbers, as {{'tokens': 0}}, found {self.pad!r}")
+
+    def padding(self) -> Padding | None:
+        """How fields are padded, if any are."""
+        if not self.pad:
+            return None
+        return Padding(dict(self.pad), self.tokens, tuple(self.bounds) if self.pad_to_bound else ())
 
     def sizes(self) -> tuple[int, ...]:
         """Samples a batch, by bucket."""

@@ -1,19 +1,20 @@
-"""The last step of a batch in the feeder: closing the gaps of skipped samples, values without a common shape, the
-user's batch_transform."""
+"""The last step of a batch in the feeder: closing the gaps of skipped samples, values without a common shape,
+padding, the user's batch_transform."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
 from stoker.clock import SYSTEM
 from stoker.dataset import Keys
-from stoker.errors import UsageError
+from stoker.errors import SampleError, UsageError
 from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Batch
 from stoker.loader.job import Job
+from stoker.loader.padding import LENGTH, Padding, row_of
 from stoker.order.shuffle import derive_key
 
 
@@ -24,6 +25,7 @@ class Collator:
         self._transform = job.batch_transform
         self._key = job.dataset.key
         self._seed = job.seed
+        self._padding = job.padding
 
     def finish(self, batch: Batch) -> None:
         """Close the batch: afterwards its first `rows` rows and its loose values are what the trainer gets."""
@@ -44,9 +46,32 @@ class Collator:
                 array[: len(keep)] = array[keep]
             batch.samples = batch.samples[keep]
         batch.rows = len(batch.samples)
+        if self._padding is not None and batch.rows:
+            self._pad(self._padding, batch)
         if self._transform is not None and batch.rows:
             self._apply(batch, batch.rows)
         batch.spent("collate", begin, SYSTEM.monotonic())
+
+    def _pad(self, padding: Padding, batch: Batch) -> None:
+        """Make each padded field one array, in the slot where it has room enough."""
+        for name in padding.values:
+            room = batch.arrays[name]
+            values: Sequence[object] = batch.loose.pop(name) if name in batch.loose else list(room[: batch.rows].copy())
+            rows = [self._row(name, value, room, sample) for value, sample in zip(values, batch.samples, strict=True)]
+            out = padding.fill(name, rows, room)
+            batch.arrays[LENGTH.format(name)][: batch.rows] = [len(row) for row in rows]
+            if np.shares_memory(out, room):
+                batch.arrays[name], batch.padded = out, (*batch.padded, (name, out.shape))
+            else:
+                batch.loose[name] = out  # type: ignore[assignment]  # a whole column
+
+    def _row(self, name: str, value: object, room: np.ndarray, sample: int) -> np.ndarray:
+        try:
+            return row_of(name, value, room)
+        except SampleError as error:
+            raise SampleError(
+                f"sample {sample}, key {self._key(int(sample))!r}: {error.message}", error.hint
+            ) from error
 
     def _apply(self, batch: Batch, rows: int) -> None:
         """Run the user's function on views of the slot; what it returns replaces fields."""

@@ -69,14 +69,17 @@ def layout_of(job: Job, workshop: Workshop, start: Start) -> SlotLayout:
         return lay_out(job.rows * steps_together(job, step.nbytes), workshop.gatherer.shapes, mask=mask)
     plain = job.transform is None and not job.dataset.maps
     fixed = {n: (tuple(d.shape), str(d.dtype)) for n, d in job.fields if d.shape is not None and d.dtype is not None}
-    if not plain or len(fixed) < len(job.fields):
-        learned = learn(job, workshop, start)
+    if not plain or len(fixed) < len(job.fields) or job.padding is not None:
+        seen = probed(job, workshop, start)
+        learned = {n: shape for n, shape in seen[0].items() if shape and all(one.get(n) == shape for one in seen)}
         fixed = {**learned, **fixed} if plain else learned
+        if job.padding is not None:
+            fixed |= job.padding.places(seen, job.rows)
     return lay_out(job.rows, fixed, mask=mask)
 
 
-def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, Shape]:
-    """Shape and dtype of the fields that have the same in each of the first samples that can be used."""
+def probed(job: Job, workshop: Workshop, start: Start) -> list[dict[str, Shape | None]]:
+    """Shape and dtype of each field in each of the first samples that can be used; None where it has none."""
     seen: list[dict[str, Shape | None]] = []
     failure: SampleError | None = None
     steps = Steps(job.order, job.split, start)
@@ -95,7 +98,7 @@ def learn(job: Job, workshop: Workshop, start: Start) -> dict[str, Shape]:
             break
     if failure is not None and not seen:
         raise failure
-    return {name: shape for name, shape in seen[0].items() if shape and all(one.get(name) == shape for one in seen)}
+    return seen
 
 
 class Feeder:
@@ -202,6 +205,7 @@ class Feeder:
         told = Delivered(
             batch.start.generation, batch.epoch, batch.step, batch.slot, batch.rows, batch.loose,
             tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(), batch.steps,
+            padded=batch.padded,
         )  # fmt: skip
         try:
             self._tell(("batch", told))

@@ -6,6 +6,7 @@ feeder no free slot, the batch is copied to ordinary memory instead, with one wa
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -70,10 +71,13 @@ class HandOut:
         stop = told.first + told.rows
         whole = stop - told.first == self._slab.layout.rows
         samples = views["__index__"][told.first : stop]
+        padded = dict(told.padded)
         for name, array in views.items():
             if name in told.loose:
                 continue
             rows = array if whole else array[told.first : stop]
+            if name in padded:
+                rows = array.reshape(-1)[: math.prod(padded[name])].reshape(padded[name])
             if copy:
                 rows = rows.copy()
             batch[name] = rows if self._to_tensor is None else self._to_tensor(rows)

@@ -15,6 +15,7 @@ import cloudpickle
 from stoker.dataset.dataset import Dataset
 from stoker.decode.base import Decoder
 from stoker.errors import UsageError
+from stoker.loader.padding import Padding
 from stoker.order import BucketedOrder, MixedOrder, Order, Split
 
 OnBad = Literal["raise", "skip", "replace"]
@@ -71,6 +72,7 @@ class Job:
     work: Work
     natural: bool
     """No fields were named: what a format gives as text stays text where no decoder is known for the field."""
+    padding: Padding | None = None
 
     @property
     def rows(self) -> int:

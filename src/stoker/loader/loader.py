@@ -91,7 +91,7 @@ class Loader:
         work = plan_work(dataset, budget, ranks, pinned=self._device is not None)
         self._job = Job(
             dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work,
-            natural=fields is None,
+            natural=fields is None, padding=batch_size.padding() if isinstance(batch_size, Buckets) else None,
         )  # fmt: skip
         self._tally = Tally()
         self._log = RunLog.from_environment()

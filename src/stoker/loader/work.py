@@ -32,7 +32,7 @@ class Workshop:
         self.names: frozenset[str] | None = None
         """The fields that the transform gives, once the first sample has shown them."""
         names = tuple(name for name, _ in job.fields)
-        gatherer = reader.gatherer(names) if plain else None
+        gatherer = reader.gatherer(names) if plain and job.padding is None else None
         self.gatherer = gatherer if gatherer is not None and as_stored(job, gatherer.shapes) else None
         """What copies this job's fields straight from mapped shards, where nothing is to be decoded."""
         self._direct = {name for name, decoder in job.fields if plain and decoder.shape is not None}
