@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,9 +91,10 @@ def run_child(found: Compared, script: str, role: str, name: str, folder: Path, 
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         words.seek(0)
-        told = [line.strip() for line in words if line.strip()]
+        told = [line.strip() for line in words if line.strip()] or ["no word"]
+    error = next((line for line in reversed(told) if re.match(r"[\w.]+(Error|Exception)\b", line)), told[-1])
     if not result.exists():
-        found.failed[name] = f"{role}: {end}: {told[-1] if told else 'no word'}"
+        found.failed[name] = f"{role}: {end}: {error}"
         return
     if role == "round":
         found.rounds.setdefault(name, []).append(json.loads(result.read_text()))
