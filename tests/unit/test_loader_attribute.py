@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.events import STAGES
-from stoker.loader.attribute import attribute
+from stoker.events import STAGES, Stage
+from stoker.loader.attribute import Timeline, attribute
 
 
 def test_a_wait_inside_one_stage_is_all_that_stage() -> None:
@@ -50,3 +52,10 @@ def test_parts_add_up_to_the_wait(start: int, length: int, intervals: list[tuple
     parts = attribute(float(start), float(start + length), timeline)
     assert sum(parts.values()) == pytest.approx(length)
     assert all(seconds > 0 for seconds in parts.values())
+
+
+@given(st.lists(st.tuples(st.sampled_from(STAGES), st.floats(0, 1e9), st.floats(0, 1e9)), min_size=1))
+def test_a_timeline_crosses_whole(intervals: list[tuple[Stage, float, float]]) -> None:
+    """What the trainer takes out is what the feeder put in, to the bit, and the end is known without taking it out."""
+    told: Timeline = pickle.loads(pickle.dumps(Timeline.of(intervals)))
+    assert told.intervals() == intervals and told.last_s == intervals[-1][2]

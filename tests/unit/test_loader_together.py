@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker.loader.attribute import Timeline
 from stoker.loader.batch import Delivered
 from stoker.loader.job import Job
 from stoker.loader.plan import TOGETHER_BYTES, steps_together
@@ -117,7 +118,7 @@ def test_how_many_share_a_slot(dataset: stoker.Dataset) -> None:
 
 def test_a_slot_taken_apart() -> None:
     """Rows and steps add up to what was delivered."""
-    told = Delivered(1, 0, 6, 2, 24, {}, (), (), {}, 3)
+    told = Delivered(1, 0, 6, 2, 24, {}, (), Timeline(b""), {}, 3)
     assert [(one.step, one.first, one.rows, one.steps) for one in told.apart()] == [
         (6, 0, 8, 3),
         (7, 8, 8, 2),

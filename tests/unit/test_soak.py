@@ -160,6 +160,8 @@ LEAVE: tuple[Callable[[stoker.Loader], None], ...] = (closed, broken_off, left_b
 def test_a_hundred_loaders(dataset: stoker.Dataset) -> None:
     """Four at a time, each left in its own way: memory, descriptors, threads, mappings and children stay the same."""
     looks = []
+    gc.collect()  # a loader that another test left in a cycle of references
+    psutil.wait_procs(feeders(), timeout=60)
     for _ in range(100 // len(LEAVE)):
         loaders = [make(dataset) for _ in LEAVE]  # four at once: their feeders' imports overlap
         running = feeders()

@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.dataset import Located, RawSamples
 from stoker.events import Stage
-from stoker.loader.attribute import Interval
+from stoker.loader.attribute import Interval, Timeline
 from stoker.loader.job import Start
 
 UNSET: Any = object()
@@ -109,7 +109,7 @@ class Delivered(NamedTuple):
     loose: Mapping[str, list[Any]]
     """Fields whose values have no common shape."""
     bad: tuple[Bad, ...]
-    intervals: tuple[Interval, ...]
+    timeline: Timeline
     counts: Mapping[str, float]
     """Totals of the feeder so far."""
     steps: int = 1

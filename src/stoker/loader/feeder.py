@@ -29,6 +29,7 @@ from stoker.decode import prepare, quiet_pillow
 from stoker.errors import SampleError
 from stoker.events import HERE
 from stoker.loader.arrays import Shape, shape_of
+from stoker.loader.attribute import Timeline
 from stoker.loader.batch import Batch, Delivered, Failed
 from stoker.loader.collate import Collator
 from stoker.loader.control import Decision
@@ -204,7 +205,7 @@ class Feeder:
         batch.spent("order_wait", batch.done_s, now)
         told = Delivered(
             batch.start.generation, batch.epoch, batch.step, batch.slot, batch.rows, batch.loose,
-            tuple(batch.bad.values()), tuple(batch.intervals), HERE.totals(), batch.steps,
+            tuple(batch.bad.values()), Timeline.of(batch.intervals), HERE.totals(), batch.steps,
             padded=batch.padded,
         )  # fmt: skip
         try:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from stoker.clock import SYSTEM
 from stoker.dataset import Dataset, Mixture
 from stoker.errors import SampleError, UsageError
-from stoker.events import RunLog
+from stoker.events import RunLog, Stage
 from stoker.loader.attribute import attribute
 from stoker.loader.batch import Bad, Delivered, Failed
 from stoker.loader.buckets import Buckets
@@ -190,7 +190,8 @@ class Loader:
             raise rebuild(told)
         assert (told.epoch, told.step) == (start.epoch, step), "the feeder's order is broken"
         lane.feeder.counts = told.counts
-        self._check_bad(lane, told)
+        if told.bad:
+            self._check_bad(lane, told)
         self._position = self._split.consumed_after(start.position, step + 1)
         if told.rows == 0:
             self._pass_over(lane, told)
@@ -205,13 +206,16 @@ class Loader:
 
     def _account(self, lanes: Lanes, told: Delivered, began: float, ended: float, copied_s: float | None) -> None:
         """Say where the time of one `next()` went."""
-        intervals = told.intervals
-        if copied_s is not None:
-            intervals = (*intervals, ("copy", copied_s, ended))
         starting = None if self._tally.batches else lanes.start_interval()
-        if starting is not None:
-            intervals = (*intervals, ("start", *starting))
-        parts = attribute(began, ended, intervals)
+        if copied_s is None and starting is None and told.timeline.last_s <= began:
+            parts: dict[Stage, float] = {"hand_over": ended - began}  # it lay ready
+        else:
+            intervals = told.timeline.intervals()
+            if copied_s is not None:
+                intervals.append(("copy", copied_s, ended))
+            if starting is not None:
+                intervals.append(("start", *starting))
+            parts = attribute(began, ended, intervals)
         self._tally.waited(began, ended, parts)
         self._tally.got(told.rows, told.bad, lanes.counts() if len(lanes) > 1 else told.counts)
         lanes.waited(ended - began)
@@ -248,7 +252,7 @@ class Loader:
         self._bad_count += len(told.bad)
         share = len(self.dataset) // self._split.world_size
         allowed = self._bad_policy.limit(share)
-        if told.bad and self._bad_count > allowed:
+        if self._bad_count > allowed:
             lane.feeder.free([told.slot])
             raise SampleError(
                 f"{self._bad_count} bad samples, but at most {allowed} of {share} a rank and epoch may be "

@@ -127,7 +127,8 @@ class Tally:
         self.batches += 1
         self.samples += rows if self.batches > 1 else 0
         self.counts = counts
-        self.skipped(bad)
+        if bad:
+            self.skipped(bad)
 
     def skipped(self, bad: tuple[Bad, ...]) -> None:
         """Samples that could not be used."""

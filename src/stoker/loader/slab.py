@@ -16,6 +16,7 @@ import mmap
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -65,6 +66,10 @@ class Slab:
         self.slots_max = slots_max or slots
         self._arrays: dict[int, dict[str, np.ndarray]] = {}
         self._map = mmap.mmap(descriptor, layout.slab_bytes(self.slots_max))
+        self._exporter = ctypes.c_uint8 * layout.nbytes
+        self._handed: dict[int, weakref.ref[object]] = {}
+        """By slot: what tells that a batch is gone. Kept here, since a reference that is gone calls nobody."""
+        self._owner = os.getpid()
         os.close(descriptor)
 
     def arrays(self, slot: int) -> dict[str, np.ndarray]:
@@ -84,21 +89,21 @@ class Slab:
 
     def hand_out(self, slot: int, freed: deque[int]) -> memoryview:
         """The bytes of a slot; *slot* is appended to *freed* when nothing refers to them any more."""
-        exporter = (ctypes.c_uint8 * self.layout.nbytes).from_buffer(self._map, self.layout.slot_offset(slot))
-        # May run in any thread or inside the garbage collector, so it only appends; not in a forked child, which
-        # inherits the finalizer but not the batch; not at exit, when nobody reads the deque any more.
-        weakref.finalize(exporter, _free, freed, slot, os.getpid()).atexit = False
+        exporter = self._exporter.from_buffer(self._map, self.layout.slot_offset(slot))
+
+        # May run in any thread or inside the garbage collector, so it only appends; and not in a forked child, which
+        # inherits the callback but not the batch. A `weakref.finalize` would do the same at twice the price.
+        def gone(_: object, owner: int = self._owner, pid: Callable[[], int] = os.getpid) -> None:
+            if pid() == owner:
+                freed.append(slot)
+
+        self._handed[slot] = weakref.ref(exporter, gone)
         return memoryview(exporter).cast("B")
 
     def close(self) -> None:
         """Unmap, unless batches are still in use: then the mapping ends with the last of them."""
         with contextlib.suppress(BufferError):
             self._map.close()
-
-
-def _free(freed: deque[int], slot: int, owner: int) -> None:
-    if os.getpid() == owner:
-        freed.append(slot)
 
 
 def grow(slab: Slab, descriptor: int, slots: int) -> list[int]:
