@@ -277,7 +277,7 @@ with stoker.Checkpointer(Path(sys.argv[1]) / "ck", on_full="wait", keep=2) as ck
     ck.save(0, state).wait()
     interrupted(1 << 60, None, lambda: ck.save(1, state))
     every = opcode
-    for step in range(2, 42):  # a choice of the opcodes of a save
+    for step in range(2, 22):  # a choice of the opcodes of a save
         handler = lambda: (ck.wait(0.002), ck.status())
         save = interrupted(rng.randrange(1, every), handler, lambda: ck.save(step, state))
         assert save.wait(30) and ck.wait(30), save.error

@@ -17,6 +17,7 @@ import pytest
 
 from support_checkpoint import complete, seen
 from support_dataset import write_shards
+from support_disk import small_disk
 from support_store import until
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -168,3 +169,29 @@ def test_a_killed_rank_ends_the_job_and_leaves_whole_checkpoints(tmp_path: Path)
     ]
     assert complete(tmp_path / "ck")[-1] == 9
     assert all(one.manifest is not None for one in seen(tmp_path / "ck"))
+
+
+def forked(task: str, box: Path) -> Any:
+    """What a task of forked ranks told."""
+    command = [sys.executable, str(TESTS / "support_checkpoint_deaths.py"), task, str(box)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_up_to_eight_ranks_whose_clocks_differ(tmp_path: Path) -> None:
+    """FSDP2, 4 → 2 → 3 → 8 ranks, clocks days apart, and a year back from one job to the next: each resumes from the
+    newest, by number and not by time, to the bit."""
+    assert forked("worlds", tmp_path) == [3, 6, 9, 12]
+    created_s = [one.manifest.created_s for one in seen(tmp_path / "ck") if one.manifest is not None]
+    assert created_s[2] < created_s[0] < created_s[3] < created_s[1]
+
+
+def test_a_disk_of_one_rank_that_dies(tmp_path: Path) -> None:
+    """I/O errors at one of two nodes: every rank's save fails and names that rank, training goes on, no checkpoint is
+    called complete; with a new disk both resume from the last one that was, which the remote has."""
+    with small_disk(tmp_path, 40) as mount:
+        mount("rw")
+        outcomes, failures, resumed, first, second = forked("dying", tmp_path)
+    assert len(outcomes) == failures == 2 and all("rank 1: " in words for words in outcomes)
+    assert resumed == 1 and first == [1, 4] and second[-1] == 4

@@ -5,11 +5,15 @@ A test here that fails on its first half means that torch has mended it: then th
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +25,18 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import stoker
+from stoker.checkpoint import disk
 from stoker.checkpoint.tensors import flat, global_plan
 from stoker.errors import CheckpointError
-from support_checkpoint import everything, model, same, saved, train
+from support_checkpoint import complete, everything, model, same, saved, seen, train
+from support_disk import MEGABYTE, small_disk
+from support_store import until
+
+TESTS = Path(__file__).resolve().parents[1]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -57,14 +67,22 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(raw)
 
 
-def test_a_flipped_bit(tmp_path: Path) -> None:
-    """torch loads it; stoker does not."""
+def zero(path: Path, at: int) -> None:
+    """A page of zeros, as of a block that was never written."""
+    raw = bytearray(path.read_bytes())
+    raw[at : at + 4096] = bytes(len(raw[at : at + 4096]))
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("damage", [flip, zero])
+def test_a_damaged_file(tmp_path: Path, damage: Callable[[Path, int], None]) -> None:
+    """A flipped bit, a page of zeros: torch loads it; stoker does not."""
     dcp.save(state(1.0), checkpoint_id=str(tmp_path / "stock"))
     torch.save(state(1.0), tmp_path / "file.pt")
     with stoker.Checkpointer(tmp_path / "ck") as ck:
         name = saved(ck, 1, state(1.0))
     for path in (tmp_path / "stock/__0_0.distcp", tmp_path / "file.pt", tmp_path / f"ck/{name}/data/__0_0.distcp"):
-        flip(path, path.stat().st_size // 3)
+        damage(path, path.stat().st_size // 3)
     stock = state(0.0)
     dcp.load(stock, checkpoint_id=str(tmp_path / "stock"))
     assert not same(stock, state(1.0)) and not same(torch.load(tmp_path / "file.pt"), state(1.0))
@@ -235,3 +253,127 @@ def test_saves_that_overlap(tmp_path: Path) -> None:
         assert all(save.wait(60) for save in saves) and saves[0].name != saves[1].name
         live = {name: torch.zeros_like(one) for name, one in big.items()}
         assert ck.resume(live) is not None and same(live, later)
+
+
+def test_a_death_in_mid_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch wrote before it was killed stays for ever; what stoker wrote is removed by the next run."""
+
+    def die(*arguments: Any, **more: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed(work: Callable[[], object]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            work()
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+    def ours() -> None:
+        with stoker.Checkpointer(tmp_path / "ck") as ck:
+            saved(ck, 1, state(1.0))
+            disk.watch = lambda operation, path: path.name == "COMMITTED" and die()
+            ck.save(2, state(2.0)).wait(30)
+
+    monkeypatch.setattr(FileSystemWriter, "finish", die)
+    stock = tmp_path / "stock"
+    killed(lambda: dcp.save(state(1.0), checkpoint_id=str(stock)))
+    monkeypatch.undo()
+    with pytest.raises(BaseException, match="CheckpointException"):
+        dcp.load(state(0.0), checkpoint_id=str(stock))
+    dcp.save(state(2.0), checkpoint_id=str(tmp_path / "next"))
+    assert list(stock.glob("*.distcp"))
+    killed(ours)
+    assert len(seen(tmp_path / "ck")) == 2
+    live = state(0.0)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        found = ck.resume(live)
+        assert found is not None and found.step == 1 and same(live, state(1.0))
+        until(lambda: len(seen(tmp_path / "ck")) == 1)
+
+
+def test_a_load_that_fails_half_way(tmp_path: Path) -> None:
+    """torch has changed live tensors before it comes to the file that is cut; stoker has looked at all files before."""
+    many = {f"w{n}": torch.full((1000,), 1.0) for n in range(8)}
+    writer = FileSystemWriter(str(tmp_path / "stock"), single_file_per_rank=False)
+    dcp.save(many, storage_writer=writer)
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        name = saved(ck, 1, many)
+    for path in (max((tmp_path / "stock").glob("*.distcp")), tmp_path / "ck" / name / "data/__0_0.distcp"):
+        os.truncate(path, path.stat().st_size // 2)
+    live = {name: torch.zeros(1000) for name in many}
+    with pytest.raises(BaseException, match="CheckpointException"):
+        dcp.load(live, checkpoint_id=str(tmp_path / "stock"))
+    assert 0 < sum(float(one[0]) for one in live.values()) < 8
+    live = {name: torch.zeros(1000) for name in many}
+    assert resume(tmp_path / "ck", live) is None and not any(one.any() for one in live.values())
+
+
+def test_what_changes_before_a_background_copy_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's asynchronous staging saves what tensors and lists have become when its thread gets there, unless one waits
+    for it; stoker what they were when `save` was called."""
+    go, whole = threading.Event(), DefaultStager._stage
+
+    def late(self: DefaultStager, *arguments: Any, **more: Any) -> Any:
+        assert go.wait(30)
+        return whole(self, *arguments, **more)
+
+    monkeypatch.setattr(DefaultStager, "_stage", late)
+    stager = DefaultStager(StagingOptions(False, False, True, False))
+    values: dict[str, Any] = {"list": [1, 2], "w": torch.ones(3)}
+    live: dict[str, Any] = {"list": [0, 0], "w": torch.zeros(3)}
+    begun: Any = dcp.async_save(values, checkpoint_id=str(tmp_path / "stock"), async_stager=stager)
+    values["list"][0], values["w"][0] = 99, 99
+    go.set()
+    begun.upload_completion.result()
+    stager.close()
+    dcp.load(live, checkpoint_id=str(tmp_path / "stock"))
+    assert live["list"] == [99, 2] and live["w"][0] == 99
+    values = {"list": [1, 2], "w": torch.ones(3)}
+    with stoker.Checkpointer(tmp_path / "ck") as ck:
+        save = ck.save(1, values)
+        values["list"][0], values["w"][0] = 99, 99
+        assert save.wait(30) and ck.resume(live) is not None
+    assert live["list"] == [1, 2] and live["w"][0] == 1
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """What torch could not finish keeps the disk full: the next save, which would fit, fails as well. stoker's fits."""
+    big = {"w": torch.ones(4 * MEGABYTE)}
+    small = {"w": torch.ones(MEGABYTE)}
+    with small_disk(tmp_path, 20) as mount:
+        place = mount("rw")
+        found = os.statvfs(place)
+        with (place / "others").open("wb") as others:
+            os.posix_fallocate(others.fileno(), 0, found.f_bavail * found.f_frsize - 10 * MEGABYTE)
+        for what, folder in ((big, "stock1"), (small, "stock2")):
+            with pytest.raises(BaseException, match="CheckpointException"):
+                dcp.save(what, checkpoint_id=str(place / folder))
+        shutil.rmtree(place / "stock1")
+        shutil.rmtree(place / "stock2")
+        with stoker.Checkpointer(place / "ck") as ck:
+            assert not ck.save(1, big).wait(30)
+            saved(ck, 2, small)
+        assert complete(place / "ck") == [2] and len(seen(place / "ck")) == 1
+
+
+def of_ranks(task: str, box: Path) -> Any:
+    """What a task of support_checkpoint_stock.py told."""
+    command = [sys.executable, str(TESTS / "support_checkpoint_stock.py"), task, str(box)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ranks_that_fail_or_stop(tmp_path: Path) -> None:
+    """A rank that fails while an older checkpoint is saved over: torch loads half of one step and half of the other;
+    stoker has the older one. A stopped rank: torch waits as long as the group does, and its group is broken for good;
+    stoker gives that save up, and the next one works. Files of two ranks, each described for itself, loaded by one:
+    torch leaves half the tensor as it was and says nothing. A background process that is killed: no save of torch's
+    works any more; stoker's next one does."""
+    two, one = of_ranks("two", tmp_path), of_ranks("one", tmp_path)
+    assert two["save over"] == "CheckpointException" and two["load over"] == "ok" and two["mixed"] == [1.0, 2.0]
+    assert two["ours over"] == ["failed", True, [1.0]]
+    assert two["stopped"] == "RuntimeError" and two["stopped_s"] >= 3 and two["afterwards"] == "RuntimeError"
+    assert two["ours stopped"][0] == "skipped" and two["ours complete"] == [1, 4]
+    assert one["each for itself"] == "ok" and one["loaded"] == [-1.0, 1.0]
+    assert one["first"] == "ok" and one["killed"] == ["BrokenPipeError"] * 3 and one["ours killed"] == [0, 1, 2]

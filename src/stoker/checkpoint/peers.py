@@ -200,5 +200,7 @@ def find_place(peers: Peers, root: Path) -> Place:
 
 
 def failure_of(votes: Sequence[Any]) -> str | None:
-    """The first reason among ("failed", reason) votes."""
-    return next((f"rank {rank}: {vote[1]}" for rank, vote in enumerate(votes) if vote[0] == "failed"), None)
+    """The reasons of all ("failed", reason) votes: where ranks share a folder, one's failure is another's missing file.
+    None when all is well."""
+    reasons = [f"rank {rank}: {vote[1]}" for rank, vote in enumerate(votes) if vote[0] == "failed"]
+    return "; ".join(reasons) or None
