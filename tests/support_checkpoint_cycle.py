@@ -3,8 +3,10 @@ POINTS`.
 
 BOX/start holds the tiers before. For each point the tiers are copied, a child is forked, and just before its Nth change
 to a disk (or to the remote) it dies: by kill -9 ("kill"), by a kill -9 after which all that was not fsynced is gone
-("power"), or the operation fails with EIO and the child goes on as it likes ("eio"). What must hold then is checked
-here; one JSON line tells how many points there were. POINTS 0: all of them.
+("power"), or of which each name and each file survived or not, or in part, as a coin says ("reordered"); or from then
+on all operations fail with EIO ("eio"), those that need room with ENOSPC ("full"), those that open something with
+EMFILE ("descriptors"), and the child goes on as it likes. What must hold then is checked here; one JSON line tells how
+many points there were. POINTS 0: all of them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ from stoker.store import StoreOptions, connect
 from stoker.store.wrap import Around, Call, Result
 
 KEEP = Keep(local=1, remote=2)
+FAILING = {
+    "eio": (errno.EIO, None),
+    "full": (errno.ENOSPC, {"mkdir", "create", "write"}),
+    "descriptors": (errno.EMFILE, {"create", "sync_folder"}),
+}
+"""What lasting failures do: the error, and the operations that get it (None: all, the remote's too)."""
 DONE = 7
 """Exit code of a child that got to the end."""
 connect_store = connect
@@ -109,15 +117,26 @@ class Disk:
             self.names[where] = set(os.listdir(where))
         self.pending = (operation, path)
 
-    def restore(self, folder: Path, target: Path) -> None:
-        """Lay out what survives."""
+    def restore(self, folder: Path, target: Path, coin: random.Random | None = None) -> None:
+        """Lay out what survives: what is durable, and with a *coin* some of what is not yet."""
         target.mkdir()
-        for name in self.names.get(folder, set()):
+        names = self.names.get(folder, set())
+        if coin is not None:
+            now = set(os.listdir(folder)) if folder.is_dir() else set()
+            names = (names & now) | {name for name in sorted(names ^ now) if coin.random() < 0.5}
+        for name in sorted(names):
             path = folder / name
             if path in self.names or path.is_dir():
-                self.restore(path, target / name)
+                self.restore(path, target / name, coin)
             else:
-                (target / name).write_bytes(self.contents.get(path, b""))
+                (target / name).write_bytes(self._content(path, coin))
+
+    def _content(self, path: Path, coin: random.Random | None) -> bytes:
+        durable = self.contents.get(path, b"")
+        if coin is None or not path.is_file():
+            return durable
+        now = path.read_bytes()
+        return now if now == durable else coin.choice([durable, now, now[: len(now) // 2]])
 
 
 def child(local: Path, number: int, at: int, how: str) -> None:
@@ -128,13 +147,16 @@ def child(local: Path, number: int, at: int, how: str) -> None:
         nonlocal count
         model.note(operation, path)
         count += 1
-        if count == at or (how == "eio" and count > at):
-            if how == "eio":
+        if how in FAILING:
+            number_of_error, failing = FAILING[how]
+            if count >= at and (failing is None or operation in failing):
                 if operation.startswith("remote"):
                     raise StokerError("planned")
-                raise OSError(errno.EIO, "planned")
-            if how == "power":
-                model.restore(local, local.parent / "survived")
+                raise OSError(number_of_error, "planned")
+        elif count == at:
+            if how != "kill":
+                coin = random.Random(at) if how == "reordered" else None
+                model.restore(local, local.parent / "survived", coin)
             os.kill(os.getpid(), signal.SIGKILL)
 
     disk.watch = watch
@@ -142,7 +164,7 @@ def child(local: Path, number: int, at: int, how: str) -> None:
     try:
         cycle(local, number)
     except (StokerError, OSError):
-        assert how == "eio"
+        assert how in FAILING
     (local.parent / "operations").write_text(str(count))
     os._exit(DONE)
 
@@ -193,13 +215,13 @@ def main() -> None:
         os._exit(0)
     assert os.waitpid(before, 0)[1] == 0
     rng, done = random.Random(seed), {}
-    for how in ("kill", "power", "eio"):
+    for how in ("kill", "power", "reordered", *FAILING):
         attempt_at(box, 1 << 30, how)
         total = int((box / "point" / "operations").read_text())
         every = range(1, total + 1)
         chosen = every if points == 0 else sorted(rng.sample(every, min(points, total)))
         died = [attempt_at(box, at, how) for at in chosen]
-        assert all(died) or how == "eio"
+        assert all(died) or how in FAILING
         done[how] = [len(died), total]
     print(json.dumps(done))
 

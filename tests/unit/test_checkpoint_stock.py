@@ -309,8 +309,8 @@ def test_a_load_that_fails_half_way(tmp_path: Path) -> None:
 
 
 def test_what_changes_before_a_background_copy_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's asynchronous staging saves what tensors and lists have become when its thread gets there, unless one waits
-    for it; stoker what they were when `save` was called."""
+    """torch's asynchronous staging saves what tensors and lists have become when its thread gets there, unless one
+    waits for it; stoker what they were when `save` was called."""
     go, whole = threading.Event(), DefaultStager._stage
 
     def late(self: DefaultStager, *arguments: Any, **more: Any) -> Any:
