@@ -16,7 +16,7 @@ from typing import Literal
 
 from stoker.cache.descriptors import Descriptor
 from stoker.cache.home import Home
-from stoker.cache.objects import check_object, expand_object, fetch_pieces, pread_ranges, wrong_digest
+from stoker.cache.objects import Line, expand_object, pread_ranges, wrong_digest
 from stoker.cache.policy import refusal
 from stoker.clock import SYSTEM
 from stoker.errors import ChangedError, ShardError
@@ -44,6 +44,8 @@ class Admitter:
     recorder: Recorder
     stop: Callable[[], bool]
     """Asked between pieces; True ends the admission."""
+    line: Line
+    """In which the pieces stand that are fetched for all of these admissions."""
 
 
 class Flight:
@@ -92,18 +94,24 @@ class Flight:
         with self._changed:
             self._changed.wait_for(lambda: self._done)
 
-    def read(self, ranges: Sequence[ByteRange], where: str, *, patience_s: float) -> list[bytes | memoryview] | None:
-        """The ranges if all of them are there, or will be in *patience_s* at the speed seen so far; else None."""
+    def read(
+        self, ranges: Sequence[ByteRange], where: str, *, patience_s: float | None
+    ) -> list[bytes | memoryview] | None:
+        """The ranges if all of them are there, or will be in *patience_s* at the speed seen so far; else None.
+
+        Without a *patience_s* they are waited for as long as they are on their way."""
         stop = max((piece.stop for piece in ranges), default=0)
         with self._changed:
             self._changed.wait_for(lambda: self._done or not self._soon(stop, patience_s), patience_s)
             file, ready = self._file, self._ready_bytes
         return pread_ranges(file, ranges, where) if file is not None and stop <= ready else None
 
-    def _soon(self, stop: int, patience_s: float) -> bool:
+    def _soon(self, stop: int, patience_s: float | None) -> bool:
         """Whether byte *stop* is not there yet, but worth waiting for."""
         left, spent_s = stop - self._ready_bytes, SYSTEM.monotonic() - self._begun_s
-        return self._file is not None and 0 < left * spent_s < patience_s * self._ready_bytes
+        if self._file is None or left <= 0:
+            return False
+        return patience_s is None or left * spent_s < patience_s * self._ready_bytes
 
 
 class _Stopped(Exception):  # noqa: N818  # not an error
@@ -131,7 +139,7 @@ def admit(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Piece
             return "refused"
         published = False
         try:
-            learned = _fill(by, name, ref, flight, pieces or (lambda: _fetched(by.store, ref)))
+            learned = _fill(by, name, ref, flight, pieces or (lambda: by.line.fetch(by.store, ref)))
             by.home.ledger.publish(name, need, url=by.store.url, key=ref.key, digest=learned)
             published = True
         except _Stopped:
@@ -142,12 +150,6 @@ def admit(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Piece
                     by.home.ledger.release(name)
         by.recorder.count("cache.admitted_bytes", need)
         return "admitted"
-
-
-def _fetched(store: Store, ref: ObjectRef) -> Iterator[bytes]:
-    if ref.version is None:
-        check_object(store, ref, store.head(ref.key))
-    return fetch_pieces(store, ref)
 
 
 def _fill(by: Admitter, name: str, ref: ObjectRef, flight: Flight, pieces: Pieces) -> str | None:

@@ -19,7 +19,16 @@ from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, admit
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
 from stoker.cache.mapped import Mapped
-from stoker.cache.objects import Read, WrongDigestError, pread_ranges, slices, wrong_digest
+from stoker.cache.objects import (
+    Line,
+    Read,
+    Wanted,
+    WrongDigestError,
+    pread_ranges,
+    read_or_error,
+    slices,
+    wrong_digest,
+)
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
 from stoker.clock import SYSTEM, Clock
@@ -39,6 +48,11 @@ PATIENCE_S = 1.0
 BESIDES_AT_ONCE = 2
 """Reads that may fetch parts of objects which come in whole anyway: enough for the next batch; more would only slow the
 admissions down, and fetch most bytes twice."""
+BESIDES_BYTES_MIN, BESIDES_SHARE = 8 << 20, 0.01
+"""What they may fetch in all, and of what came in whole: the first batches come soon, then the wire is for what stays.
+Where it is the limit, every byte that is fetched twice is one that training waits for."""
+PIECES_IN_FLIGHT = 8
+"""Of all objects on their way in: 64 MiB, as much as 320 MB/s bring in 200 ms. More would hold up the first of them."""
 LEASES_BATCH = 32
 BACK_OFF_S = 5.0
 """Seconds without admissions after the disk failed or had no room."""
@@ -60,11 +74,16 @@ class _Live:
     files: Descriptors = field(default_factory=Descriptors)
     pool: ThreadPoolExecutor = field(default_factory=_pool)
     flights: dict[str, Flight] = field(default_factory=dict)
+    line: Line = field(default_factory=lambda: Line(PIECES_IN_FLIGHT))
     failures: dict[str, BaseException] = field(default_factory=dict)
     """Objects that are damaged in the store: never served, not even in part."""
     leases: list[str] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
+    brought_bytes: int = 0
+    """Of objects that came in whole."""
+    beside_bytes: int = 0
+    """Fetched by reads besides, and nearly always once more."""
     closed_until_s: float = 0.0
 
 
@@ -99,6 +118,11 @@ class Cached:
             live.hits += 1
         self._recorder.count("cache.hits")
         return Read(data, sum(map(len, data)), 0)
+
+    def read_all(self, wanted: Sequence[Wanted]) -> list[Read | WrongDigestError]:
+        if self._here().home is None:
+            return self._streamed.read_all(wanted)
+        return [read_or_error(self, *one) for one in wanted]
 
     def file(self, ref: ObjectRef) -> Path:
         """The entry's file, brought in whole first; the store's own where the cache has no room for it."""
@@ -235,10 +259,16 @@ class Cached:
     ) -> Read:
         """Ranges of an object on its way in: what is there or nearly, else by requests of our own, a few at once."""
         with self._besides:
-            data = flight.read(ranges, f"{self._store.url}: {ref.key!r}", patience_s=PATIENCE_S)
+            spendable = live.beside_bytes < BESIDES_BYTES_MIN + BESIDES_SHARE * live.brought_bytes
+            where, patience_s = f"{self._store.url}: {ref.key!r}", PATIENCE_S if spendable else None
+            data = flight.read(ranges, where, patience_s=patience_s)
             if data is None and flight.came_in:  # while this read stood in line
                 data = self._from_entry(live, home, name, ref, ranges)
-            return self._streamed.read(ref, ranges) if data is None else Read(data, sum(map(len, data)), 0)
+            if data is not None:
+                return Read(data, sum(map(len, data)), 0)
+            read = self._streamed.read(ref, ranges)
+            live.beside_bytes += read.stored_bytes
+            return read
 
     def _small(
         self, live: _Live, home: Home, name: str, ref: ObjectRef, ranges: Sequence[ByteRange], flight: Flight
@@ -332,13 +362,14 @@ class Cached:
         patient: bool = False,
     ) -> None:
         """Admit the object and take note of how it went. Waits for another process only where there is no other way."""
-        by = Admitter(home, self._store, self._recorder, self._stop)
+        by = Admitter(home, self._store, self._recorder, self._stop, live.line)
         try:
             outcome = "stopped" if self._stop() else admit(by, name, ref, flight, pieces)
             while outcome == "elsewhere" and (patient or ref.compression) and not self._stop():
                 self._clock.sleep(ELSEWHERE_POLL_S)
                 outcome = admit(by, name, ref, flight, pieces)
             flight.came_in = outcome == "admitted"
+            live.brought_bytes += ref.size if flight.came_in else 0
             if outcome == "refused":
                 live.closed_until_s = self._clock.monotonic() + BACK_OFF_S
                 home.say_full()

@@ -5,7 +5,8 @@ An object is checked when it is first touched: size and version must be those th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -13,7 +14,7 @@ from typing import BinaryIO, Protocol
 from stoker.cache.descriptors import Descriptor
 from stoker.cache.mapped import Mapped
 from stoker.errors import ChangedError, StoreError
-from stoker.flow import parallel_map
+from stoker.flow import Gate, parallel_map
 from stoker.format.codec import expand
 from stoker.index.entry import ObjectRef
 from stoker.store.base import ByteRange, ObjectInfo, Store
@@ -36,11 +37,19 @@ class Read:
     """Bytes fetched from the store, gaps between ranges included."""
 
 
+Wanted = tuple[ObjectRef, Sequence[ByteRange]]
+"""Ranges of one object."""
+
+
 class Objects(Protocol):
     """Objects of one store, to be read by ranges."""
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
         """The ranges, each exactly as long as asked, in order; they count in expanded bytes. Thread-safe."""
+        ...
+
+    def read_all(self, wanted: Sequence[Wanted]) -> list[Read | WrongDigestError]:
+        """The same of several objects, side by side where each costs a round trip; what is damaged is so by itself."""
         ...
 
     def file(self, ref: ObjectRef) -> Path:
@@ -64,6 +73,14 @@ class WrongDigestError(StoreError):
     """An object's bytes are not those that were packed, or that were there when it was first read."""
 
 
+def read_or_error(objects: Objects, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read | WrongDigestError:
+    """One of several reads: an object that is damaged must not cost the others theirs."""
+    try:
+        return objects.read(ref, ranges)
+    except WrongDigestError as error:
+        return error
+
+
 def wrong_digest(store: Store, ref: ObjectRef, expected: str, found: str) -> WrongDigestError:
     """The error of an object that was wrong twice."""
     return WrongDigestError(
@@ -85,13 +102,48 @@ def check_object(store: Store, ref: ObjectRef, found: ObjectInfo, *, when: str =
         )
 
 
+class Line:
+    """Pieces of several objects on their way, in the order in which the objects came: a later one fills the wire as the
+    pieces of the first ones get fewer, and never goes before them. Objects of one piece stand in no turn."""
+
+    def __init__(self, pieces_max: int) -> None:
+        self._turn = Gate(1)
+        """Whose first pieces join the line now."""
+        self._in_flight = Gate(pieces_max)
+
+    def fetch(self, store: Store, ref: ObjectRef) -> Iterator[bytes]:
+        """See `fetch_pieces`; of an object without a known version the size is compared first."""
+        with contextlib.ExitStack() as turn:
+            pieces = _pieces(ref)
+            if len(pieces) > 1:
+                turn.enter_context(self._turn)
+            if ref.version is None:
+                check_object(store, ref, store.head(ref.key))
+            last_of_first = pieces[:PIECES_AT_ONCE][-1] if pieces else None
+
+            def one(piece: ByteRange) -> bytes:
+                with self._in_flight:
+                    if piece == last_of_first:
+                        turn.close()
+                    return _piece(store, ref, piece)
+
+            yield from _side_by_side(one, pieces)
+
+
 def fetch_pieces(store: Store, ref: ObjectRef) -> Iterator[bytes]:
     """The stored bytes of a whole object in order, a few pieces ahead, all of the indexed version."""
+    return _side_by_side(lambda piece: _piece(store, ref, piece), _pieces(ref))
 
-    def one(piece: ByteRange) -> bytes:
-        return store.get_ranges(ref.key, [piece], version=ref.version)[0]
 
-    pieces = split(ByteRange(0, ref.size), length_bytes_max=PIECE_BYTES)
+def _pieces(ref: ObjectRef) -> list[ByteRange]:
+    return split(ByteRange(0, ref.size), length_bytes_max=PIECE_BYTES)
+
+
+def _piece(store: Store, ref: ObjectRef, piece: ByteRange) -> bytes:
+    return store.get_ranges(ref.key, [piece], version=ref.version)[0]
+
+
+def _side_by_side(one: Callable[[ByteRange], bytes], pieces: list[ByteRange]) -> Iterator[bytes]:
     if len(pieces) == 1:
         return map(one, pieces)  # threads would cost more than a small object
     return parallel_map(one, pieces, workers=PIECES_AT_ONCE)

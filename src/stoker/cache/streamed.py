@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.mapped import Mapped
-from stoker.cache.objects import Read, check_object, pread_ranges
+from stoker.cache.objects import Read, Wanted, WrongDigestError, check_object, pread_ranges, read_or_error
 from stoker.cache.scratch import SCRATCH_BYTES_MAX, Scratch
 from stoker.errors import ChangedError, StoreError
 from stoker.events import SILENT, Recorder
@@ -29,7 +29,7 @@ from stoker.store.wrap import innermost
 GAP_BYTES_MAX = 64 << 10
 """Ranges no further apart are fetched by one request: at 50 ms and 100 MB/s a request costs as much as 5 MB."""
 MERGED_BYTES_MAX = 16 << 20
-REQUESTS_AT_ONCE = 64
+REQUESTS_AT_ONCE = 128
 """Requests of all reads together; the store has its own limit."""
 
 
@@ -48,6 +48,8 @@ class Streamed:
         """By key: the object with the version of its first touch, where the index knows none."""
         self._scratch = Scratch(store, bytes_max=scratch_bytes_max)
         self._pool: ThreadPoolExecutor | None = None
+        self._each: ThreadPoolExecutor | None = None
+        """For whole reads of one object, which wait for those of `_pool`."""
         self._lock = threading.Lock()
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
@@ -56,6 +58,15 @@ class Streamed:
         if self._paths is not None:
             return self._read_file(self._paths, ref, ranges)
         return self._read_store(ref, ranges)
+
+    def read_all(self, wanted: Sequence[Wanted]) -> list[Read | WrongDigestError]:
+        if self._paths is not None or len(wanted) == 1:
+            return [read_or_error(self, *one) for one in wanted]
+        with self._lock:
+            if self._each is None:
+                self._each = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="stoker-object")
+        asked = [self._each.submit(read_or_error, self, *one) for one in wanted]
+        return [answer.result() for answer in asked]
 
     def file(self, ref: ObjectRef) -> Path:
         found = self._store.head(ref.key)
@@ -68,8 +79,9 @@ class Streamed:
         return self._paths.path(ref.key)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._each, self._pool):
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
         self._files.close()
         self._scratch.close()
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from stoker.cache.admit import Admitter, Flight, Outcome, admit
 from stoker.cache.home import Home
+from stoker.cache.objects import PIECES_AT_ONCE, Line
 from stoker.cache.policy import entry_name
 from stoker.clock import SYSTEM, Clock
 from stoker.events import Recorder
@@ -55,7 +56,9 @@ def warm(
     home: Home, dataset: Shards, *, workers: int | None, progress: Progress, recorder: Recorder, clock: Clock = SYSTEM
 ) -> WarmReport:
     """Bring every object in that has room. The first failure of the store or the disk ends it."""
-    by = Admitter(home, dataset.store, recorder, lambda: False)
+    usual = WORKERS_LOCAL if isinstance(innermost(dataset.store), HasPaths) else WORKERS_REMOTE
+    at_once = workers or usual
+    by = Admitter(home, dataset.store, recorder, lambda: False, Line(at_once * PIECES_AT_ONCE))
     wanted = dataset.objects()
     total = len(wanted) if isinstance(wanted, Sized) else 0
     start_s = clock.monotonic()
@@ -65,8 +68,7 @@ def warm(
     def one(ref: ObjectRef) -> tuple[Outcome, int]:
         return _until_settled(by, ref, clock), ref.expanded_size if ref.compression else ref.size
 
-    usual = WORKERS_LOCAL if isinstance(innermost(dataset.store), HasPaths) else WORKERS_REMOTE
-    for done, (outcome, length) in enumerate(parallel_map(one, wanted, workers=workers or usual), 1):
+    for done, (outcome, length) in enumerate(parallel_map(one, wanted, workers=at_once), 1):
         count[outcome] = count.get(outcome, 0) + 1
         size[outcome] = size.get(outcome, 0) + length
         progress(done, total, sum(size.values()))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.cache import Objects, WrongDigestError, prefetch
+from stoker.cache import Objects, Read, WrongDigestError, prefetch
 from stoker.dataset.copying import Int64Array
 from stoker.dataset.gather import Gatherer, row_gatherer
 from stoker.dataset.rows import RowFiles
@@ -50,8 +50,10 @@ class RawSamples:
         return self.present[at]
 
 
-Wanted = dict[ObjectRef, list[tuple[Place, int, str]]]
-"""By object: which places, for which sample and field."""
+Asked = tuple[Place, int, str]
+"""A place, for which sample and field."""
+Wanted = dict[ObjectRef, list[Asked]]
+"""By object."""
 
 
 class SampleReader:
@@ -82,14 +84,9 @@ class SampleReader:
         for at, sample in enumerate(samples):
             self._locate(sample, at, values[at], wanted)
         cached_bytes = stored_bytes = 0
-        for ref, places in wanted.items():
-            try:
-                if places[0][0].row >= 0:
-                    self._rows.read(ref, places, values)
-                    continue
-                read = self._objects.read(ref, [ByteRange(place.start, place.stop) for place, _, _ in places])
-            except WrongDigestError as error:  # its samples are bad, those of other shards are not
-                quarantined = QuarantinedError(error.message, error.hint)
+        for places, read in self._answers(wanted, values):
+            if isinstance(read, WrongDigestError):  # its samples are bad, those of other shards are not
+                quarantined = QuarantinedError(read.message, read.hint)
                 for _, at, field in places:
                     values[at][field] = quarantined
                 continue
@@ -107,6 +104,23 @@ class SampleReader:
             else [()] * len(samples),
             missed=self._cached and stored_bytes > 0,
         )
+
+    def _answers(
+        self, wanted: Wanted, values: list[dict[str, Any]]
+    ) -> Iterator[tuple[list[Asked], Read | WrongDigestError]]:
+        """What comes of each object's byte ranges. Rows of files are put into *values* here."""
+        by_range: list[tuple[ObjectRef, list[Asked]]] = []
+        for ref, places in wanted.items():
+            if places[0][0].row < 0:
+                by_range.append((ref, places))
+                continue
+            try:
+                self._rows.read(ref, places, values)
+            except WrongDigestError as error:
+                yield places, error
+        asked = [(ref, [ByteRange(p.start, p.stop) for p, _, _ in places]) for ref, places in by_range]
+        if asked:
+            yield from zip((places for _, places in by_range), self._objects.read_all(asked), strict=True)
 
     def gatherer(self, names: tuple[str, ...]) -> Gatherer | None:
         """What copies the fields *names* straight from mapped shards; None where samples are no rows of arrays."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from stoker.cache import Objects
+from stoker.cache import Objects, WrongDigestError
 from stoker.dataset.copying import Int64Array
 from stoker.dataset.dataset import Dataset, Map
 from stoker.dataset.gather import Gatherer
@@ -290,8 +290,10 @@ class TokenReader(SampleReader):
             by_object.setdefault(place.object, []).append((piece, ranges))
         found: dict[Piece, np.ndarray | SampleError] = {}
         cached_bytes = stored_bytes = 0
-        for ref, parts in by_object.items():
-            read = self._objects.read(ref, [one for _, ranges in parts for one in ranges if len(one)])
+        asked = [(ref, [one for _, each in parts for one in each if len(one)]) for ref, parts in by_object.items()]
+        for parts, read in zip(by_object.values(), self._objects.read_all(asked), strict=True):
+            if isinstance(read, WrongDigestError):
+                raise read
             cached_bytes += read.cached_bytes
             stored_bytes += read.stored_bytes
             answers = iter(read.data)

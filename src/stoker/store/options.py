@@ -26,7 +26,7 @@ class StoreOptions:
     requester_pays: bool = False
     path_style: bool | None = None
     """Bucket in the path instead of the host name. None: when there is an endpoint."""
-    requests_max: int = 64
+    requests_max: int = 128
     """Requests in flight at once, per process."""
     bytes_per_s_max: float | None = None
     deadline_s: float = 300.0
