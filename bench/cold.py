@@ -3,7 +3,7 @@ same bytes, in one run.
 
 The store is a real S3 gateway behind a wire (`link.py`) that delays what is asked and caps all answers
 together at STOKER_BENCH_LINK (40) MB/s: the link is the limit, not these cores, and what counts is how much of it is used.
-384 MB in twelve shards of 100 kB samples, which are not decoded.
+640 MB in twenty shards of 100 kB samples, which are not decoded.
 
 bare          8 MiB ranges, 16 at once, by obstore
 stream        `stoker.Loader` without a cache, shuffled over a window of shards

@@ -28,7 +28,7 @@ from rival_run import Compared, chosen, run_child
 
 from stoker.store import connect
 
-SHARDS, SAMPLES, SAMPLE_BYTES = 12, 320, 100_000
+SHARDS, SAMPLES, SAMPLE_BYTES = 20, 320, 100_000
 SHARD_BYTES = SAMPLES * SAMPLE_BYTES
 BATCH = 32
 BUCKET = "bench"

@@ -96,7 +96,7 @@ class Watched(Gated):
 
 
 def test_few_reads_fetch_what_comes_in_anyway(tmp_path: Path) -> None:
-    """While an object is on its way only two reads at once ask for parts of it; once it is in, none does."""
+    """While an object is on its way few reads at once ask for parts of it; once it is in, none does."""
     store, cache = Watched(objects_of(1)), stoker.Cache(tmp_path / "c")
     objects = cache.objects(store)
     ref = refs_of(store)[0]
@@ -105,12 +105,12 @@ def test_few_reads_fetch_what_comes_in_anyway(tmp_path: Path) -> None:
         piece = ByteRange(at * 1000, at * 1000 + 10)
         return bytes(objects.read(ref, [piece]).data[0]) == random_bytes(0, SIZE)[piece.start : piece.stop]
 
-    assert all(parallel_map(read, range(40), workers=8))
+    assert all(parallel_map(read, range(40), workers=2 * BESIDES_AT_ONCE))
     assert store.most == BESIDES_AT_ONCE
     store.open.set()
     until(lambda: cache.contains(store, ref))
     asked = len(store.ranges)
-    assert all(parallel_map(read, range(40), workers=8))
+    assert all(parallel_map(read, range(40), workers=2 * BESIDES_AT_ONCE))
     objects.close()
     assert len(store.ranges) == asked
 

@@ -45,9 +45,8 @@ ADMISSIONS_AT_ONCE = 4
 ADMISSIONS_WAITING_MAX = 64
 PATIENCE_S = 1.0
 """How long a miss waits for bytes that an admission is about to bring: a request of its own would fetch them twice."""
-BESIDES_AT_ONCE = 2
-"""Reads that may fetch parts of objects which come in whole anyway: enough for the next batch; more would only slow the
-admissions down, and fetch most bytes twice."""
+BESIDES_AT_ONCE = 6
+"""Reads that may fetch parts of objects which come in whole anyway: enough for the next batch."""
 BESIDES_BYTES_MIN, BESIDES_SHARE = 8 << 20, 0.01
 """What they may fetch in all, and of what came in whole: the first batches come soon, then the wire is for what stays.
 Where it is the limit, every byte that is fetched twice is one that training waits for."""
