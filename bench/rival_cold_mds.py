@@ -1,4 +1,7 @@
-"""MosaicML streaming from S3: MDS shards of stoker's size, brought by its own downloader into an empty local folder; its defaults."""
+"""MosaicML streaming from S3: MDS shards of stoker's size, brought by its own downloader into an empty local folder.
+
+Its defaults, but for the shuffle: over two shards, as the others here; by default it is over all of so few, which are brought first.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rival_cold_run import SHARD_BYTES, every_sample
+from rival_cold_run import SAMPLES, SHARD_BYTES, every_sample
 from rival_kit import torch_options
 
 PACKAGES = ("mosaicml-streaming", "torch")
@@ -39,7 +42,9 @@ def cold(url: str, cache: Path, batch: int) -> Callable[[], Iterable[list[bytes]
     streaming.base.util.clean_stale_shared_memory()
 
     def make() -> Iterable[list[bytes]]:
-        data = streaming.StreamingDataset(remote=url, local=str(cache), shuffle=True, batch_size=batch)
+        data = streaming.StreamingDataset(
+            remote=url, local=str(cache), shuffle=True, batch_size=batch, shuffle_block_size=2 * SAMPLES
+        )
         for (
             stream
         ) in data.streams:  # else the forked workers share the connection that brought the index, and hang for a minute

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NO_BENCHES = (Path(__file__).name, "link.py", "page.py")
+NO_BENCHES = (Path(__file__).name, "link.py", "page.py", "served.py")
 
 
 def main() -> int:
