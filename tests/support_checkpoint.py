@@ -88,7 +88,7 @@ def _copied(value: Any) -> Any:
 def saved(checkpointer: Checkpointer, step: int, state: Mapping[str, Any], **more: Any) -> str:
     """Save and wait until it is committed; the checkpoint's name."""
     save = checkpointer.save(step, state, **more)
-    assert save.wait(60), save.error
+    assert save.wait(200), save.error
     assert save.name is not None
     return save.name
 

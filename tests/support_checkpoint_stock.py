@@ -118,7 +118,7 @@ def job_of_stoker(box: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         pids: list[Any] = [0, 0]
         dist.all_gather_object(pids, os.getpid())
-        with stoker.Checkpointer(box / "ck", keep=9, timeout_s=1.5) as ck:
+        with stoker.Checkpointer(box / "ck", keep=9) as ck:
             saved(ck, 1, state(1.0))
             writer = ck._saver.writer_pid()
             assert writer is not None
@@ -126,17 +126,18 @@ def job_of_stoker(box: Path) -> dict[str, Any]:
             if rank == 1:
                 resource.prlimit(writer, resource.RLIMIT_FSIZE, (0, before[1]))
             over = ck.save(1, state(2.0))
-            over.wait(30)
+            over.wait(200)
             resource.prlimit(writer, resource.RLIMIT_FSIZE, before)
             live = state(0.0)
             found["ours over"] = [over.state, ck.resume(live) is not None, told(live)]
-            third, fourth = state(3.0), state(4.0)
+        third, fourth = state(3.0), state(4.0)
+        with stoker.Checkpointer(box / "ck", keep=9, timeout_s=GROUP_S) as ck:
             dist.barrier()
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
             began_s = time.monotonic()
             stopped = ck.save(3, third)
-            stopped.wait(30)
+            stopped.wait(200)
             found["ours stopped"] = [stopped.state, time.monotonic() - began_s]
             os.kill(pids[1], signal.SIGCONT)
             dist.barrier()

@@ -187,6 +187,41 @@ def recommitted(folder: Path) -> None:
     (folder / "COMMITTED").write_bytes(Marker.of(manifest.attempt, forged).to_json())
 
 
+def test_a_stale_manifest_with_its_marker(place: Path) -> None:
+    """Both of the older step, which fit each other: they belong to another folder, which is told."""
+    old, new = sorted(place.glob("step-*"))
+    for name in ("MANIFEST.json", "COMMITTED"):
+        shutil.copy(old / name, new / name)
+    assert complete(place) == [1] and "belongs to" in str(seen(place)[-1].fault)
+    assert resumed_step(place)[0] == 1
+
+
+@pytest.mark.parametrize("lie", ["sum", "length", "left out", "other rank", "another file's", "nothing"])
+def test_a_forged_manifest_with_its_marker(place: Path, lie: str) -> None:
+    """A marker that fits a manifest that lies of one file, whichever: what is loaded is either what was saved, or the
+    older step."""
+    whole = Manifest.from_json((newest(place) / "MANIFEST.json").read_bytes(), "x")
+    for number, entry in enumerate(whole.files):
+        other = whole.files[number - 1]
+        told = {
+            "sum": [replace(entry, crc32c=entry.crc32c ^ 1)],
+            "length": [replace(entry, size=entry.size + 1)],
+            "left out": [],
+            "other rank": [replace(entry, rank=5)],
+            "another file's": [replace(other, name=entry.name)],
+            "nothing": [replace(entry, size=0, crc32c=0)],
+        }[lie]
+        files = (*whole.files[:number], *told, *whole.files[number + 1 :])
+        shutil.rmtree(place)
+        shutil.copytree(place.parent / "whole", place)
+        forged = replace(whole, files=files).to_json()
+        (newest(place) / "MANIFEST.json").write_bytes(forged)
+        (newest(place) / "COMMITTED").write_bytes(Marker.of(whole.attempt, forged).to_json())
+        step, live = resumed_step(place)
+        assert step == 1 or (step == 2 and lie == "other rank"), entry.name
+        assert torch.equal(live["w"], torch.full((3000,), float(step))) and live["deep"]["n"] == [float(step)]
+
+
 @pytest.mark.parametrize("forged", [False, True])
 @pytest.mark.parametrize("file", [".metadata", "data/__0_objects.distcp", "data/__0_0.distcp"])
 def test_a_malicious_pickle_never_runs(place: Path, file: str, forged: bool) -> None:

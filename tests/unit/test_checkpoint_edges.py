@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -294,6 +295,29 @@ def test_waiting_in_a_signal_handler(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     of_wait, of_save = map(int, done.stdout.split())
     assert of_wait > 20 and of_save > 300
+
+
+def test_a_hundred_saves_at_random_moments(tmp_path: Path) -> None:
+    """Waited for or skipped, as it comes: each save has a name and a fate of its own, and each that is committed holds
+    what there was when it was called, though later ones were called while it was being written."""
+    rng, state = random.Random(8), {"x": torch.zeros(50_000)}
+    for on_full in ("skip", "wait"):
+        saves = []
+        with stoker.Checkpointer(tmp_path / on_full, on_full=on_full, keep=200) as ck:
+            for step in range(50):
+                state["x"].fill_(step)
+                saves.append(ck.save(step, state))
+                state["x"].fill_(-1)
+                under_way = [save for save in saves if save.state == "writing"]
+                if under_way and rng.random() < 0.3:
+                    under_way[0].wait(rng.choice([0.001, 0.01, 30]))
+        committed = [save.step for save in saves if save.state == "committed"]
+        assert {save.state for save in saves} <= {"committed", "skipped"} and complete(tmp_path / on_full) == committed
+        assert len({save.name for save in saves if save.name}) == len(committed) >= (50 if on_full == "wait" else 5)
+        with stoker.Checkpointer(tmp_path / on_full, keep=200) as ck:
+            for step in rng.sample(committed, min(8, len(committed))):
+                fresh = {"x": torch.zeros(50_000)}
+                assert ck.resume(fresh, step=step) is not None and torch.equal(fresh["x"], torch.full((50_000,), step))
 
 
 def test_a_folder_that_is_removed_under_a_run(tmp_path: Path) -> None:

@@ -312,8 +312,8 @@ class Checkpointer:
 
     def _own(self, folder: Path, manifest: Manifest) -> Any:
         """What this rank kept for itself, if there are as many ranks as then."""
-        name = own_of_rank(self._peers.rank)
-        if not any(entry.name.startswith("rank/") for entry in manifest.files):
+        name, listed = own_of_rank(self._peers.rank), {entry.name for entry in manifest.files}
+        if not any(one.startswith("rank/") for one in listed):
             return None
         if manifest.world_size != self._peers.world_size:
             _log.warning(
@@ -321,7 +321,7 @@ class Checkpointer:
                 manifest.world_size, self._peers.world_size,
             )  # fmt: skip
             return None
-        return _load_part().own_value((folder / name).read_bytes()) if (folder / name).exists() else None
+        return _load_part().own_value((folder / name).read_bytes()) if name in listed else None
 
     # --- the end of things ---
 

@@ -132,7 +132,9 @@ class Opened:
 
     @staticmethod
     def of(folder: Path, manifest: Manifest) -> Opened:
-        """The checkpoint in a folder whose files were verified."""
+        """The checkpoint in a folder whose files were verified; CheckpointError when torch's description was not."""
+        if not any(entry.name == METADATA for entry in manifest.files):
+            raise CheckpointError(f"{folder}/{METADATA}: the manifest does not list it, so nobody vouches for it")
         return Opened(folder, manifest, read_metadata((folder / METADATA).read_bytes(), f"{folder}/{METADATA}"))
 
     def path_of(self, name: str) -> tuple[Any, ...]:
