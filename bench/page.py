@@ -34,6 +34,10 @@ def rows(found: Lines) -> list[tuple[str, str, str, str]]:
         ours = found["rivals"]["results"]["stoker"]["images_per_s"]
         best = rivals_of(found["rivals"], "images_per_s", skip=("stoker", "floor"))
         table.append(("image epoch, images/s against the best rival", f"{ours / best:.2f} ×", "≥ 1.4 ×", "rivals.py"))
+    for kind, one in found.get("large", {}).get("kinds", {}).items():
+        if "times_best_rival" in one:
+            table.append((f"photos ≥ 1,000 px, {kind.replace('_', ' ')}, images/s against the best rival",
+                          f"{one['times_best_rival']:.2f} ×", f"≥ {found['large']['targets'][kind]} ×", "large.py"))  # fmt: skip
     if "tokens" in found:
         one = found["tokens"]
         table.append(
@@ -124,6 +128,21 @@ def contenders(found: Lines) -> list[str]:
     return text
 
 
+def large(found: Lines) -> list[str]:
+    """The table of the large photos."""
+    if "large" not in found:
+        return []
+    kinds = found["large"]["kinds"]
+    names = dict.fromkeys(name for one in kinds.values() for name in one["results"])
+    columns = [f"{what}, {kind.replace('_', ' ')}" for kind in kinds for what in ("images/s", "CPU ms")]
+    text = ["## `bench/large.py`", "", "| | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for name in names:
+        cells = [f"{float(one['results'][name][key]):,.4g}" if name in one["results"] else "–"
+                 for one in kinds.values() for key in ("images_per_s", "cpu_ms")]  # fmt: skip
+        text.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*text, ""]
+
+
 def cold(found: Lines) -> list[str]:
     """The table of the cold epochs: every way of reading at every distance, and who is missing."""
     if "cold" not in found:
@@ -160,11 +179,11 @@ def page(found: Lines) -> str:
         "# Benchmarks", "",
         f"Written by `bench/page.py` from what the programs in `bench/` printed: {cores} virtual cores, Linux "
         f"{platform.release().split('-')[0]}, Python {platform.python_version()}; {versions(found)}. Rounds are interleaved and values are "
-        "medians; photos are the 1,000 of the public EliSchwartz/imagenet-sample-images. `others` is the share of the cores that other "
+        "medians; photos are the 1,000 of the public EliSchwartz/imagenet-sample-images, large ones those of NVIDIA/DALI_extra (CC0). `others` is the share of the cores that other "
         "processes took meanwhile. For your machine: `make bench-env`, `make bench`.", "",
         "| what | measured | target | bench |", "|---|---|---|---|",
         *(f"| {what} | {measured} | {target} | `{bench}` |" for what, measured, target, bench in rows(found)),
-        "", "![stoker and its rivals](benchmarks.svg)", "", *contenders(found), *cold(found),
+        "", "![stoker and its rivals](benchmarks.svg)", "", *contenders(found), *large(found), *cold(found),
     ]  # fmt: skip
     return "\n".join(text).rstrip() + "\n"
 
