@@ -6,7 +6,9 @@ import dataclasses
 import io
 import json
 import math
+import re
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -292,3 +294,19 @@ def test_a_save_is_never_begun_before_the_last_is_written() -> None:
     assert best_interval(cost_s=10, write_s=0, mtbf_s=4).daly_s == 4
     with pytest.raises(UsageError, match="positive"):
         best_interval(cost_s=0, write_s=1, mtbf_s=1)
+
+
+# --- the page ---
+
+
+def test_the_page_names_tests_that_are_there() -> None:
+    """Each line of "What was tried to break it" names tests by file and function."""
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/checkpoints.md").read_text()
+    file, found = root, 0
+    for named in re.findall(r"`((?:tests/|::)[^`]*)`", page[page.index("## What was tried to break it") :]):
+        place, _, function = named.partition("::")
+        file = root / place if place else file
+        assert file.is_file() and re.search(rf"(def |^)({function})\b", file.read_text(), re.MULTILINE), named
+        found += 1
+    assert found > 50
