@@ -26,13 +26,14 @@ EXHAUSTIVE = 50
 """So many points mean all."""
 
 
+@pytest.mark.timeout(900)  # every operation in six ways: some 400 deaths
 def test_death_at_any_operation(tmp_path: Path) -> None:
     """kill -9, power loss (all that was not fsynced is gone, or some of it), and lasting EIO, ENOSPC or EMFILE before
     operation N of a save, upload and clean-up: a seeded choice of N here, every one in `make crash`. No checkpoint is
     lost, none lies, nothing stays."""
     points = 0 if POINTS >= EXHAUSTIVE else 2 * POINTS
     command = [sys.executable, str(TESTS / "support_checkpoint_cycle.py"), str(tmp_path), "cycle", str(points)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     tried = json.loads(done.stdout.splitlines()[-1])
     assert set(tried) == {"kill", "power", "reordered", "eio", "full", "descriptors"}
@@ -86,6 +87,7 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
     return lines(box / "log")
 
 
+@pytest.mark.timeout(900)  # up to ten runs after each other
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_killed_run_goes_on_to_the_bit(
     data: Path, tmp_path: Path, unbroken: list[dict[str, Any]], remote: bool

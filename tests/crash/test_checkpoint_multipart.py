@@ -53,6 +53,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.timeout(600)  # 600 MB through a proxy into a server's memory, twice
 @pytest.mark.parametrize(
     ("sizes", "megabytes", "parts"),
     [(SMALL, 21, 0), (SMALL, 21, 2), (SMALL, 21, 4), *([(REAL, 600, 3), (REAL, 600, 8)] if POINTS >= 50 else [])],

@@ -17,6 +17,7 @@ EXHAUSTIVE = 50
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # every operation: 46 deaths, two jobs each
 def test_a_rank_dies_at_any_operation_of_a_commit(tmp_path: Path) -> None:
     """kill -9 of the coordinator just before and just after its marker, and at a seeded choice of its other operations
     (every one in `make crash`), on a shared disk and with a disk each; of the leader of the other disk, too. The other
