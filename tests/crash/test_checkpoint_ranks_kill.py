@@ -33,6 +33,7 @@ def test_a_rank_dies_at_any_operation_of_a_commit(tmp_path: Path) -> None:
         assert total >= 13 and died == total if points == 0 else died >= 1
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(POINTS < EXHAUSTIVE, reason="torch hangs here until it is given up: only in `make crash`")
 def test_background_saves_of_torch_that_overlap(tmp_path: Path) -> None:
     """Saves by torch's background process that are begun before the last one ended get another's description, an error,
