@@ -151,14 +151,14 @@ def test_the_detector_sees_aliasing(tmp_path: Path) -> None:
     with stoker.Checkpointer(tmp_path / "ck") as ck:
         saved(ck, 0, state)
         fill, put_off = ck._planning.staging.fill, []
-        ck._planning.staging.fill = lambda planner, guarded: put_off.append(planner)
+        ck._planning.staging.fill = lambda planner, guarded, copied: put_off.append(planner)
         state["w"].fill_(1)
         planner = ck._planning.staging
         state["w"].fill_(2)
         save = ck.save(1, state)
         state["w"].fill_(3)
         assert save.wait(30) and planner is ck._planning.staging
-        fill(put_off[0])
+        fill(put_off[0], frozenset(), lambda nbytes: None)
         fresh = {"w": torch.zeros(1000)}
         assert ck.resume(fresh, step=1) is not None
         assert fresh["w"][0] == 0  # not 2: the old content of the staging memory was written

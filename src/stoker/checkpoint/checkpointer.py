@@ -157,11 +157,12 @@ class Checkpointer:
         plan, staging = self._planning.plan, self._planning.staging
         objects, index = tensors.objects_of(plan, planner)
         small |= {objects_file(rank): objects} if objects else {}
-        staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset())
-        self._guard(state)
         job = WriteJob(self.root / attempt.name, rank, plan.layout.files, small, self._owner)
-        save = Save(step, attempt.name, SYSTEM.monotonic() - began_s)
         image = (staging.serial, staging.descriptor, staging.nbytes)
+        with self._saver.ahead(job, image) as copied:
+            staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset(), copied)
+        self._guard(state)
+        save = Save(step, attempt.name, SYSTEM.monotonic() - began_s)
         self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, kept))
         self._last = self._handed_over = save  # not before: a signal handler that waits would wait for this very call
         return save

@@ -131,10 +131,15 @@ def _sync(descriptor: int, path: Path) -> None:
     os.fsync(descriptor)
 
 
-def write_large(path: Path, data: memoryview) -> int:
+Ready = Callable[[int], None]
+"""Returns when so many bytes of some memory have their content."""
+
+
+def write_large(path: Path, data: memoryview, ready: Ready = lambda nbytes: None, first: int = 0) -> int:
     """Write a file of whole blocks from page-aligned memory, durable when this returns (its name apart); its CRC32C.
 
     The sum of a chunk is computed while the chunk is written: bytes are read from memory once more, not from disk.
+    *ready* is asked for each chunk before it is read; *data* begins with byte *first* of what it knows.
     """
     crc = 0
     with _open(path, direct=True) as descriptor, ThreadPoolExecutor(1, "stoker-crc32c") as pool:
@@ -145,6 +150,7 @@ def write_large(path: Path, data: memoryview) -> int:
                 raise
         for at in range(0, len(data), CHUNK_BYTES):
             chunk = data[at : at + CHUNK_BYTES]
+            ready(first + at + len(chunk))
             summed = pool.submit(crc32c, chunk, crc)
             _write(descriptor, path, chunk, at)
             crc = summed.result()

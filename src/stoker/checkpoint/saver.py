@@ -7,13 +7,15 @@ itself, in `status()`, in the run log, and a warning says it; after several in a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.checkpoint.disk import CHUNK_BYTES
 from stoker.checkpoint.helper import Helper
 from stoker.checkpoint.manifest import FileEntry, Manifest
 from stoker.checkpoint.names import Attempt
@@ -25,6 +27,8 @@ from stoker.errors import CheckpointError, StokerError, reason_of
 _log = logging.getLogger("stoker.checkpoint")
 WRITE_S_MAX = 3600.0
 """Seconds after which a disk that does not finish a write counts as lost."""
+TOLD_MAX = 64
+"""How often the writing process is told of copied bytes at most: a full socket would hold up training."""
 WRITER_TRIES = 3
 """How often one save is given to a new writing process when the last one died over it."""
 SaveState = Literal["writing", "committed", "failed", "skipped"]
@@ -71,6 +75,10 @@ class Save:
         self._gate.release()
 
 
+Image = tuple[int, int, int]
+"""Identity, descriptor and length of staging memory."""
+
+
 @dataclass(frozen=True)
 class Staged:
     """A save whose state lies in staging memory."""
@@ -80,8 +88,7 @@ class Staged:
     job: WriteJob
     objects: Any
     """Where this rank's values that are no tensors lie in their file."""
-    image: tuple[int, int, int]
-    """Identity, descriptor and length of the staging memory."""
+    image: Image
     began_s: float
     settle: Callable[[], None]
     metrics: Mapping[str, float]
@@ -103,6 +110,7 @@ class Saver:
         self._timeout_s, self._clock = timeout_s, clock
         self._writer: Helper | None = Helper("write")
         self._image: int | None = None
+        self._begun: WriteJob | None = None  # what the writing process has begun with, ahead of its save
         self._waiting: Staged | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -132,6 +140,34 @@ class Saver:
         """Wait until staging memory is free; where nothing is saved any more, there is nothing to wait for."""
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None or not self._thread.is_alive(), seconds)
+
+    @contextlib.contextmanager
+    def ahead(self, job: WriteJob, image: Image) -> Iterator[Callable[[int], None]]:
+        """Let the writing process begin while the state is being copied; what is given says how many bytes are.
+
+        When copying fails, what was written goes. A writing process that is dead is noticed later, by who needs it."""
+        nbytes, told, writer = image[2], 0, self._writer
+
+        def copied(count: int) -> None:
+            nonlocal told
+            if self._begun is job and writer is not None and count - told >= max(CHUNK_BYTES, nbytes // TOLD_MAX):
+                told = count
+                with contextlib.suppress(EOFError):
+                    writer.tell(("staged", count))
+
+        with contextlib.suppress(EOFError):
+            if writer is not None:
+                self._tell(writer, job, image, staged=0)
+                self._begun = job
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._give_up, job)
+            yield copied
+            undo.pop_all()
+
+    def _give_up(self, job: WriteJob) -> None:
+        """What was begun ahead will not be saved."""
+        self._drop()
+        self._left += [] if discard(job.folder) else [job.folder]
 
     def submit(self, staged: Staged) -> None:
         """Take over a staged save; the staging memory is in use from now on."""
@@ -247,11 +283,11 @@ class Saver:
         if self._closing:
             raise EOFError
         writer = self._writer = self._writer or Helper("write")
-        identity, descriptor, nbytes = staged.image
-        if nbytes and self._image != identity:
-            writer.tell(("image", nbytes), (descriptor,))
-            self._image = identity
-        writer.tell(("write", staged.job))
+        if self._begun is staged.job:
+            self._begun = None
+            writer.tell(("staged", staged.image[2]))
+        else:
+            self._tell(writer, staged.job, staged.image, staged=staged.image[2])
         deadline_s = self._clock.monotonic() + WRITE_S_MAX
         while (left_s := deadline_s - self._clock.monotonic()) > 0:
             heard = writer.hear(left_s)
@@ -265,11 +301,19 @@ class Saver:
         self._drop()
         raise CheckpointError(f"{staged.job.folder}: the disk did not finish writing within {WRITE_S_MAX:.0f} s")
 
+    def _tell(self, writer: Helper, job: WriteJob, image: Image, *, staged: int) -> None:
+        """Have *writer* begin with *job*, of whose image so many bytes are copied."""
+        identity, descriptor, nbytes = image
+        if nbytes and self._image != identity:
+            writer.tell(("image", nbytes), (descriptor,))
+            self._image = identity
+        writer.tell(("write", (job, staged)))
+
     def _drop(self) -> None:
         """End a writing process that is of no use; the next question starts another, if the system lets us."""
         if self._writer is not None:
             self._writer.close()
-        self._image, self._writer = None, None
+        self._image, self._begun, self._writer = None, None, None
 
 
 def entries_of(votes: list[Any]) -> tuple[FileEntry, ...]:

@@ -14,7 +14,7 @@ import itertools
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -296,25 +296,25 @@ class Staging:
             cuda: Any = torch.cuda  # torch leaves its run-time calls untyped
             self._stream = cuda.Stream()
 
-    def fill(self, planner: DefaultSavePlanner, guarded: Set[int] = frozenset()) -> None:
-        """Copy every tensor in. From a GPU the copies run on a stream of their own, beside what training does next.
-
+    def fill(self, planner: DefaultSavePlanner, guarded: Set[int], copied: Callable[[int], None]) -> None:
+        """Copy every tensor in; *copied* is told after each how many bytes are there. From a GPU copies run, untold, on
+        a stream of their own, beside what training does next.
         *guarded*: addresses of tensors that only an optimizer changes, which waits by `guard`. All others (buffers that
         the next forward changes, tensors that nobody owns) are copied first, and the current stream waits for those.
         """
-        pairs = [(view, live) for view, live in zip(self._views, self._live(planner), strict=True) if view is not None]
+        every = zip(self._views, self._live(planner), self.plan.layout.placed, strict=True)
+        copies = [(one[0], one[1], one[2].image_offset + one[2].nbytes) for one in every if one[0] is not None]
         if self._stream is None:
-            for view, live in pairs:
+            for view, live, end in copies:
                 view.copy_(live)
+                copied(end)
             return
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            for view, live in (pair for pair in pairs if pair[1].data_ptr() not in guarded):
-                self._copy(view, live)
+            self._copy(one[:2] for one in copies if one[1].data_ptr() not in guarded)
             current.wait_event(self._stream.record_event())
-            for view, live in (pair for pair in pairs if pair[1].data_ptr() in guarded):
-                self._copy(view, live)
+            self._copy(one[:2] for one in copies if one[1].data_ptr() in guarded)
             self._copied = self._stream.record_event()
 
     def _live(self, planner: DefaultSavePlanner) -> Iterator[torch.Tensor]:
@@ -324,10 +324,11 @@ class Staging:
                 found: Any = planner.resolve_data(item)
                 yield found.detach()
 
-    def _copy(self, view: torch.Tensor, live: torch.Tensor) -> None:
-        view.copy_(live, non_blocking=True)
-        if live.is_cuda:
-            live.record_stream(self._stream)  # its memory is not given to others while it is read here
+    def _copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for view, live in pairs:
+            view.copy_(live, non_blocking=True)
+            if live.is_cuda:
+                live.record_stream(self._stream)  # its memory is not given to others while it is read here
 
     def guard(self) -> None:
         """Let the current stream wait until the copies of the last `fill` are done; the host does not wait."""

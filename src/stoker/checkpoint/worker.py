@@ -36,6 +36,8 @@ class _Writer:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._image: mmap.mmap | None = None
+        self._staged = 0
+        """Bytes of it, from the first, that are those of the save under way."""
 
     def answer(self, kind: str, value: Any, descriptors: list[int]) -> None:
         """One message of the trainer."""
@@ -45,12 +47,18 @@ class _Writer:
             self._image = mmap.mmap(descriptors[0], value, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
             os.close(descriptors[0])
         elif kind == "write":
-            send(self._link, self._write(value))
+            job, self._staged = value
+            send(self._link, self._write(job))
+        # "staged", of a write that failed before all was copied: it was answered
+
+    def _wait_staged(self, nbytes: int) -> None:
+        while self._staged < nbytes:
+            (_, self._staged), _ = receive(self._link)  # the trainer says nothing else meanwhile
 
     def _write(self, job: WriteJob) -> tuple[str, object]:
         view = memoryview(b"") if self._image is None else memoryview(self._image)
         try:
-            return "written", write_rank(job, view)
+            return "written", write_rank(job, view, self._wait_staged)
         except CheckpointError as error:
             return "failed", error
         finally:

@@ -36,14 +36,14 @@ class WriteJob:
     """Token of the training process: as long as it lives, nobody sweeps the folder."""
 
 
-def write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
+def write_rank(job: WriteJob, image: memoryview, ready: disk.Ready = lambda nbytes: None) -> tuple[FileEntry, ...]:
     """Write a rank's files from the staging memory; durable when this returns. CheckpointError, with nothing left
     behind.
 
-    *image* is page-aligned and holds the content of `job.files`.
+    *image* is page-aligned and holds the content of `job.files`, as far as *ready* says.
     """
     try:
-        return _write_rank(job, image)
+        return _write_rank(job, image, ready)
     except OSError as error:
         discard(job.folder)
         raise CheckpointError(f"{job.folder}: {error.strerror or error}") from error
@@ -52,7 +52,7 @@ def write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
         raise
 
 
-def _write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
+def _write_rank(job: WriteJob, image: memoryview, ready: disk.Ready) -> tuple[FileEntry, ...]:
     wanted = sum(file.nbytes for file in job.files) + sum(map(len, job.small.values())) + SMALL_BYTES_FREE
     disk.check_room(job.folder.parent, wanted)
     disk.make_folder(job.folder)
@@ -64,7 +64,8 @@ def _write_rank(job: WriteJob, image: memoryview) -> tuple[FileEntry, ...]:
     entries = []
     for file in job.files:
         piece = image[file.image_offset : file.image_offset + file.nbytes]
-        entries.append(FileEntry(file.name, file.nbytes, disk.write_large(job.folder / file.name, piece), job.rank))
+        crc = disk.write_large(job.folder / file.name, piece, ready, file.image_offset)
+        entries.append(FileEntry(file.name, file.nbytes, crc, job.rank))
     for name, data in job.small.items():
         entries.append(FileEntry(name, len(data), disk.write_small(job.folder / name, data), job.rank))
     for folder in folders:
