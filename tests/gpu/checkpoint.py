@@ -1,14 +1,8 @@
-"""Checkpoints of a GPU's state: saved beside training, resumed to the bit. One JSON line a check; 1 when one fails.
-
-Without a GPU the same steps run on the CPU, which shows that the script is right and nothing else.
-"""
+"""Checkpoints of a GPU's state: saved beside training, resumed to the bit. Part of `checks.py`."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,20 +83,3 @@ def blocking_is_a_copy(folder: Path) -> Figures:
 
 
 CHECKS: tuple[Callable[[Path], Figures], ...] = (saved_state_is_of_one_moment, blocking_is_a_copy)
-
-
-def main() -> int:
-    """Run all; 1 when one failed or there is no GPU."""
-    failed = DEVICE != "cuda"
-    with tempfile.TemporaryDirectory() as box:
-        for check in CHECKS:
-            try:
-                print(json.dumps({"check": check.__name__, "ok": True, **check(Path(box))}), flush=True)
-            except (AssertionError, RuntimeError, stoker.StokerError) as error:
-                failed = True
-                print(json.dumps({"check": check.__name__, "ok": False, "error": str(error)}), flush=True)
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

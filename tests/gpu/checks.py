@@ -6,9 +6,11 @@ import json
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import checkpoint
 import torch
 
 import stoker
@@ -30,6 +32,41 @@ def batches_are_right(folder: Path) -> Figures:
             assert torch.equal(got["image"].cpu(), expected["image"]), "pixels differ"
             assert torch.equal(got["cls"].cpu(), expected["cls"]), "labels differ"
     return {"batches": len(moved)}
+
+
+def spoil_what_comes_back(loader: stoker.Loader) -> list[int]:
+    """Have every slot overwritten with a pattern as soon as it is free again; the list grows by their numbers."""
+    assert loader._lanes is not None
+    feeder, spoiled = loader._lanes._lanes[0].feeder, list[int]()
+    give_back = feeder.free
+
+    def spoil(slots: list[int]) -> None:
+        assert feeder.slab is not None
+        for slot in slots:
+            for array in feeder.slab.arrays(slot).values():
+                array.reshape(-1).view("uint8")[:] = 0xA5
+        spoiled.extend(slots)
+        give_back(slots)
+
+    feeder.free = spoil
+    return spoiled
+
+
+def recycled_slots_are_safe(folder: Path) -> Figures:
+    """No batch that is still used shows the pattern of a slot that came back, moved to the device or not."""
+    fields: dict[str, object] = {"image": stoker.image.CenterCrop(64), "cls": int}
+    dataset, counts = stoker.open(folder), {}
+    with stoker.Loader(dataset, 16, fields=fields, seed=3) as loader:
+        expected = [batch["image"].clone() for batch in loader]
+    for device in (DEVICE, None):
+        with stoker.Loader(dataset, 16, fields=fields, seed=3, device=device) as loader:
+            spoiled, used = spoil_what_comes_back(loader), deque[tuple[torch.Tensor, torch.Tensor]](maxlen=3)
+            for batch, its in zip(loader, expected, strict=True):
+                used.append((batch["image"], its))
+                assert all(torch.equal(one.cpu(), right) for one, right in used), "a used slot was given back"
+        counts[device or "none"] = len(spoiled)
+        assert len(spoiled) > 10, f"device={device}: only {len(spoiled)} slots came back"
+    return {"slots": counts}
 
 
 def copies_are_fast(folder: Path) -> Figures:
@@ -80,7 +117,12 @@ def _settle() -> None:
         torch.cuda.synchronize()
 
 
-CHECKS: tuple[Callable[[Path], Figures], ...] = (batches_are_right, copies_are_fast, training_waits_little)
+CHECKS: tuple[Callable[[Path], Figures], ...] = (
+    batches_are_right,
+    recycled_slots_are_safe,
+    copies_are_fast,
+    training_waits_little,
+)
 
 
 def main() -> int:
@@ -94,9 +136,10 @@ def main() -> int:
             512,
             member=lambda i: {"jpg": jpeg(i, width=256, height=256), "cls": str(i % 10).encode()},
         )
-        for check in CHECKS:
+        for check in (*CHECKS, *checkpoint.CHECKS):
+            place = folder if check in CHECKS else Path(box)
             try:
-                print(json.dumps({"check": check.__name__, "ok": True, **check(folder)}), flush=True)
+                print(json.dumps({"check": check.__name__, "ok": True, **check(place)}), flush=True)
             except (AssertionError, RuntimeError, stoker.StokerError) as error:
                 failed = True
                 print(json.dumps({"check": check.__name__, "ok": False, "error": str(error)}), flush=True)
