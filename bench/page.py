@@ -16,6 +16,13 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BAR, GAP, LEFT, WIDE = 22, 8, 150, 420
 
+CHECKPOINT = (
+    ("checkpoint: training blocked, against memcpy of the state", "blocked / memcpy", 1.3),
+    ("checkpoint: training blocked, against torch.save", "blocked / torch.save", 0.2),
+    ("checkpoint: training blocked, against dcp.async_save", "blocked / async_save", 1.0),
+    ("checkpoint: durable on the local disk, checksums included, against O_DIRECT writing", "durable / direct", 1.5),
+)
+
 Lines = dict[str, dict[str, Any]]
 
 
@@ -58,6 +65,12 @@ def rows(found: Lines) -> list[tuple[str, str, str, str]]:
             table.append(
                 (f"cold epoch, {far}, {name}: first batch", f"{one[way + '_first_batch']:.2f} s", "≤ 1.5 s", "cold.py")
             )
+    for what, key, most in CHECKPOINT if "checkpoint" in found else ():
+        table.append((what, f"{found['checkpoint'][key]:.2f} ×", f"≤ {most:g} ×", "checkpoint.py"))
+    if "checkpoint" in found:
+        slower = found["checkpoint"]["step slower by"]["stoker"]
+        table.append(("checkpoint: a Python-heavy step while a save runs, against the same step alone",
+                      f"{slower:.2f} ×", "≤ 1.3 ×", "checkpoint.py"))  # fmt: skip
     if "pack" in found:
         table.append(("pack, digests and index included, against copying with fsync",
                       f"{found['pack']['ratio']:.2f} ×", "≥ 0.7 ×", "pack.py"))  # fmt: skip
