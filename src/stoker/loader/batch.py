@@ -75,7 +75,11 @@ class Batch:
     bad: dict[int, Bad] = field(default_factory=dict)
     """By row."""
     intervals: list[Interval] = field(default_factory=list)
+    gathered: bool = True
+    """Whether every chunk so far lay in mapped memory, where that is possible at all."""
     cancelled: bool = False
+    closing: bool = False
+    """Whether a thread makes the filled slot a batch at this moment."""
     done: bool = False
     done_s: float = 0.0
     failure: BaseException | None = None
@@ -85,8 +89,8 @@ class Batch:
         return sum(chunk.state is not ChunkState.DONE for chunk in self.chunks)
 
     def working(self) -> bool:
-        """Whether a thread holds one of the chunks at this moment."""
-        return any(chunk.state in (ChunkState.READING, ChunkState.DECODING) for chunk in self.chunks)
+        """Whether a thread writes into the slot, or is about to."""
+        return self.closing or any(chunk.state in (ChunkState.READING, ChunkState.DECODING) for chunk in self.chunks)
 
     def find(self, state: ChunkState) -> Chunk | None:
         """The first chunk in that state."""
@@ -118,6 +122,11 @@ class Delivered(NamedTuple):
     """Row of the slot where the batch begins."""
     padded: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """See `Batch.padded`."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is its slot's first. The last of another may never have been taken: a Ctrl-C fell in between."""
+        return self.first == 0
 
     def apart(self) -> list[Delivered]:
         """The batches one by one, all of one length."""

@@ -49,19 +49,19 @@ class HandOut:
         self._out -= len(slots)
         return slots
 
-    def must_copy(self) -> bool:
-        """Whether the next batch must leave its slot at once."""
-        if self._open is not None:
+    def must_copy(self, told: Delivered) -> bool:
+        """Whether that batch must leave its slot at once."""
+        if self._open is not None and not told.opens:
             return self._open[1]
         return self._kept and self._slab.slots - self._out <= 2
 
     def batch(self, told: Delivered) -> dict[str, Any]:
         """The batch of a slot; the slot comes back when nothing refers to it any more."""
-        copy = self.must_copy()
+        copy = self.must_copy(told)
         if copy and not self._warned:
             self._warned = True
             warnings.warn(KEPT_WARNING, stacklevel=4)
-        if self._open is None:
+        if self._open is None or told.opens:
             self._out += 1
             views = self._slab.layout.views(self._slab.hand_out(told.slot, self._freed))
         else:

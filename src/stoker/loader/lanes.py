@@ -37,6 +37,7 @@ class Lane:
 
     def receive(self, generation: int) -> Delivered | Failed:
         """The next batch of *generation*; slots of dropped ones go straight back."""
+        self.feeder.check_owner()  # what came together lies in memory that the parent gives back
         if self._rest and self._rest[-1].generation == generation:
             return self._rest.pop()
         if self._rest:

@@ -197,7 +197,7 @@ class Loader:
             self._pass_over(lane, told)
             return None
         copied_s = SYSTEM.monotonic()
-        copies = lane.handed.must_copy() or self._device is not None
+        copies = lane.handed.must_copy(told) or self._device is not None
         batch = lane.handed.batch(told)
         if self._device is not None:
             batch = self._device.copy(batch)

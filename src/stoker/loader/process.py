@@ -98,10 +98,13 @@ class FeederProcess:
             freed, self._freed = self._freed, []
             self._say(("free", (freed, self.waited_s, self._clock.monotonic())))
 
-    def next(self) -> Delivered | Failed:
-        """The next batch or failure, of any generation. FeederError when none can come any more."""
+    def check_owner(self) -> None:
+        """FeederError in a forked child."""
         if os.getpid() != self._owner:
             raise FeederError("a Loader cannot be used in a forked child: make one there")
+
+    def next(self) -> Delivered | Failed:
+        """The next batch or failure, of any generation. FeederError when none can come any more."""
         began = heard = self._clock.monotonic()
         try:
             while True:

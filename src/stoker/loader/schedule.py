@@ -8,6 +8,9 @@ Rules.
    is not finished may always be read, so the bound cannot block progress.
 4. A new generation drops everything older; a slot that a thread still writes into is free when that thread is done.
 5. The plan runs on into the next epoch: at the seam the trainer finds its batch ready.
+6. Where samples are only copied, slots hold one step at first, and twice as many each time that all went well; one
+   after what had to be read. A slot of several that fails, or whose values do not all fit, is made again step by step:
+   the trainer gets every batch before the bad one.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ class Schedule:
         self._free = deque(range(slab.slots))
         self._steps_max = slab.layout.rows // job.rows
         """Steps that a slot holds."""
+        self._together = 1
+        """Steps that the next slot gets."""
         self._upcoming: deque[Batch] = deque()
         self._steps: Steps | None = None
         self._read_bytes = 0
@@ -84,7 +89,7 @@ class Schedule:
         if self._steps is None or self._stopped or len(self._upcoming) >= AHEAD_BATCHES_MAX:
             self.idle = "starved" if self._steps is None else "blocked"
             return False
-        epoch, step, samples, mask, steps = self._steps.take(self._steps_max)
+        epoch, step, samples, mask, steps = self._steps.take(self._together)
         size = self._chunk_rows(len(samples))
         chunks = [Chunk(first, min(first + size, len(samples))) for first in range(0, len(samples), size)]
         self._upcoming.append(Batch(self._steps.start, epoch, step, samples, mask, chunks, SYSTEM.monotonic(), steps))
@@ -147,23 +152,45 @@ class Schedule:
         if chunk.raw is not None and not batch.cancelled:
             self._read_bytes -= raw_bytes(chunk.raw)
         chunk.raw, chunk.state = None, ChunkState.DONE
+        self._together = min(2 * self._together, self._steps_max) if batch.gathered else 1
+        if batch.loose and self._divisible(batch):
+            self._singly(batch)
         if batch.cancelled:
             self.retire(batch)
-        return batch.remaining() == 0 and not batch.cancelled and batch.failure is None
+        batch.closing = batch.remaining() == 0 and not batch.cancelled and batch.failure is None
+        return batch.closing
 
     def was_closed(self, batch: Batch) -> None:
         """A batch is whole."""
-        batch.done, batch.done_s = True, SYSTEM.monotonic()
+        batch.closing, batch.done, batch.done_s = False, True, SYSTEM.monotonic()
         if batch.cancelled:
             self.retire(batch)
 
     def failed(self, batch: Batch, chunk: Chunk, error: BaseException) -> None:
         """The batch ends here, and so does the plan: the trainer gets the error where the batch would have come."""
+        batch.closing = False
+        if self._divisible(batch):
+            self._singly(batch)
         chunk.raw, chunk.state = None, ChunkState.DONE
         if batch.cancelled:
             self.retire(batch)
         else:
             batch.failure, batch.done, self._stopped = batch.failure or error, True, True
+
+    def _divisible(self, batch: Batch) -> bool:
+        return batch.steps > 1 and not batch.cancelled and self._steps is not None
+
+    def _singly(self, batch: Batch) -> None:
+        """Make *batch* and what comes behind it again, from now on one step a slot."""
+        assert self._steps is not None
+        self._steps_max = self._together = 1
+        self._stopped = False
+        self._steps.go_back(batch.epoch, batch.step)
+        while not batch.cancelled:
+            last = self._upcoming.pop()
+            last.cancelled = True
+            self._read_bytes -= sum(raw_bytes(chunk.raw) for chunk in last.chunks if chunk.raw is not None)
+            self.retire(last)
 
     def retire(self, batch: Batch) -> None:
         """Give a cancelled batch's slot back as soon as no thread writes into it."""

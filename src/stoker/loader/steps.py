@@ -65,6 +65,11 @@ class Steps:
             if mine:
                 return self._step(first, self._taken)
 
+    def go_back(self, epoch: int, number: int) -> None:
+        """Let step *number* of *epoch*, which was taken, be the next. Only for a feeder that is alone."""
+        self._epoch, self._position = epoch, self.start.position if epoch == self.start.epoch else 0
+        self._samples, self._taken, self._number = (), 0, number
+
     def _step(self, first: int, stop: int) -> Step:
         samples, mask = self._samples, self._mask
         found = samples[first:stop].reshape(-1) if isinstance(samples, np.ndarray) else samples[first]

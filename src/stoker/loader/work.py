@@ -44,6 +44,7 @@ class Workshop:
             located = self.gatherer.locate(batch.samples[chunk.first : chunk.stop])
             if located is not None:
                 return located
+            batch.gathered = False
         raw = self._reader.read(batch.samples[chunk.first : chunk.stop].tolist())
         batch.spent("cache_miss" if raw.missed else "store_read", begin, SYSTEM.monotonic())
         return raw
