@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -173,3 +175,58 @@ def test_reads_besides_do_not_take_the_wire(tmp_path: Path, monkeypatch: pytest.
         ]
     reading.close()
     assert store.ranges[asked:] == [(ref.key, ByteRange(0, size))]  # the object itself, once
+
+
+def test_a_forked_child_reads_with_threads_of_its_own() -> None:
+    """It inherits the pools of its parent without their threads: what it asked them for would never come."""
+    store = store_of(*[200_000] * 16)
+    wanted, streamed = (
+        [(ref, [ByteRange(0, 10), ByteRange(150_000, 150_009)]) for ref in refs_of(store)],
+        Streamed(store),
+    )
+    expected = [one.data for one in streamed.read_all(wanted) if isinstance(one, objects.Read)]
+    wanted, expected = wanted[:2], expected[:2]  # fewer than the threads that have nothing to do now
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it would wait for ever
+        os._exit(7 if [getattr(one, "data", None) for one in streamed.read_all(wanted)] == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    streamed.close()
+
+
+def test_closing_with_reads_in_flight() -> None:
+    """Whoever waits for one that will not be made is told; so is who reads later."""
+    store = Held(store_of(*[100] * 3))
+    wanted, streamed = [(ref, [ByteRange(0, 10)]) for ref in refs_of(store)] * 60, Streamed(store)
+    with ThreadPoolExecutor(2) as pool:
+        read = pool.submit(streamed.read_all, wanted)
+        until(lambda: len(store.asked) >= 100)
+        closing = pool.submit(streamed.close)
+        until(lambda: streamed._closed)
+        while not (read.done() and closing.done()):
+            if store.waiting:
+                store.let_go()
+        with pytest.raises(StoreError, match="closed while"):
+            read.result()
+    with pytest.raises(StoreError, match="after it was closed"):
+        streamed.read_all(wanted)
+
+
+def test_closing_ends_the_wait_for_what_did_not_begin(tmp_path: Path) -> None:
+    """An admission that stood in line when the cache was closed lands; reads go on without the cache."""
+    store = Held(store_of(*[2 << 20] * 7))
+    refs, cache = refs_of(store), stoker.Cache(tmp_path / "cache").objects(store)
+    assert isinstance(cache, cached.Cached)
+    with ThreadPoolExecutor(8) as pool:
+        reads = [pool.submit(cache.read, ref, [ByteRange(0, 10)]) for ref in refs[:6]]
+        until(lambda: len(cache._live.flights) == 6)
+        flights = list(cache._live.flights.values())
+        closing = pool.submit(cache.close)
+        while not closing.done() or not all(one.done() for one in reads):
+            if store.waiting:
+                store.let_go()
+        assert all(flight._done for flight in flights)  # or `Cached.file`, for one, would wait for ever
+        late = pool.submit(cache.read, refs[6], [ByteRange(0, 10)])
+        until(lambda: bool(store.waiting))
+        store.let_go()
+        assert len(late.result(10).data[0]) == 10 and not cache._live.flights

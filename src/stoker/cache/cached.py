@@ -19,16 +19,7 @@ from stoker.cache.admit import CACHE_FAILURES, Admitter, Flight, Pieces, admit
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.home import Home
 from stoker.cache.mapped import Mapped
-from stoker.cache.objects import (
-    Line,
-    Read,
-    Wanted,
-    WrongDigestError,
-    pread_ranges,
-    read_or_error,
-    slices,
-    wrong_digest,
-)
+from stoker.cache.objects import Line, Read, Wanted, WrongDigestError, pread_ranges, read_or_error, slices, wrong_digest
 from stoker.cache.policy import entry_name
 from stoker.cache.streamed import Streamed
 from stoker.clock import SYSTEM, Clock
@@ -233,7 +224,7 @@ class Cached:
         self._recorder.count("cache.misses")
         if name in live.failures:
             raise live.failures[name]
-        if home.read_only or self._clock.monotonic() < live.closed_until_s:
+        if home.read_only or self._stop() or self._clock.monotonic() < live.closed_until_s:
             return self._streamed.read(ref, ranges)
         flight, new = self._flight(live, name)
         if ref.compression:
@@ -343,11 +334,17 @@ class Cached:
         self, live: _Live, home: Home, name: str, ref: ObjectRef, flight: Flight, pieces: Pieces | None = None
     ) -> None:
         def finished(future: Future[None]) -> None:
-            fault = None if future.cancelled() else future.exception()
-            if fault is not None:
+            if future.cancelled():
+                self._land(live, name, flight)  # closed before it began: nobody must wait for it
+            elif (fault := future.exception()) is not None:
                 live.failures[name] = fault  # whatever it is, the next read of the object tells
 
-        live.pool.submit(self._bring_in, live, home, name, ref, flight, pieces).add_done_callback(finished)
+        try:
+            begun = live.pool.submit(self._bring_in, live, home, name, ref, flight, pieces)
+        except RuntimeError:  # closed meanwhile
+            self._land(live, name, flight)
+        else:
+            begun.add_done_callback(finished)
 
     def _bring_in(
         self,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.cache.descriptors import Descriptor, Descriptors
 from stoker.cache.mapped import Mapped
@@ -32,6 +33,12 @@ MERGED_BYTES_MAX = 16 << 20
 REQUESTS_AT_ONCE = 128
 """Requests of all reads together; the store has its own limit."""
 
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+_inherited: list[object] = []
+"""Pools that forked children found of their parents: kept, since ending them would touch locks that nobody holds."""
+
 
 class Streamed:
     """Objects without a cache. Whole-compressed ones are expanded to unlinked files, the last few of which are kept."""
@@ -47,9 +54,11 @@ class Streamed:
         self._seen: dict[str, ObjectRef] = {}
         """By key: the object with the version of its first touch, where the index knows none."""
         self._scratch = Scratch(store, bytes_max=scratch_bytes_max)
-        self._pool: ThreadPoolExecutor | None = None
-        self._each: ThreadPoolExecutor | None = None
-        """For whole reads of one object, which wait for those of `_pool`."""
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        """"object": whole reads of one object, which wait for those of "get"."""
+        self._pid = os.getpid()
+        """Whose the pools are: a forked child inherits them without their threads, and makes its own."""
+        self._closed = False
         self._lock = threading.Lock()
 
     def read(self, ref: ObjectRef, ranges: Sequence[ByteRange]) -> Read:
@@ -62,11 +71,7 @@ class Streamed:
     def read_all(self, wanted: Sequence[Wanted]) -> list[Read | WrongDigestError]:
         if self._paths is not None or len(wanted) == 1:
             return [read_or_error(self, *one) for one in wanted]
-        with self._lock:
-            if self._each is None:
-                self._each = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="stoker-object")
-        asked = [self._each.submit(read_or_error, self, *one) for one in wanted]
-        return [answer.result() for answer in asked]
+        return self._side_by_side("object", lambda one: read_or_error(self, *one), wanted)
 
     def file(self, ref: ObjectRef) -> Path:
         found = self._store.head(ref.key)
@@ -79,9 +84,11 @@ class Streamed:
         return self._paths.path(ref.key)
 
     def close(self) -> None:
-        for pool in (self._each, self._pool):
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+        if self._pid == os.getpid():
+            for name in sorted(self._pools, reverse=True):  # "object" before "get"
+                self._pools[name].shutdown(wait=True, cancel_futures=True)
         self._files.close()
         self._scratch.close()
 
@@ -156,11 +163,23 @@ class Streamed:
         """The answers in order, all asked for at once: one after the other, each would cost a round trip."""
         if len(requests) == 1:
             return self._store.get_ranges(key, requests, version=version)
+        return self._side_by_side("get", lambda one: self._store.get_ranges(key, [one], version=version)[0], requests)
+
+    def _side_by_side(self, name: str, ask: Callable[[Item], Answer], asked: Sequence[Item]) -> list[Answer]:
+        """What *ask* says to each of *asked*, at once, in order. StoreError once this is closed."""
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="stoker-get")
-        asked = [self._pool.submit(self._store.get_ranges, key, [one], version=version) for one in requests]
-        return [answer.result()[0] for answer in asked]
+            if self._pid != os.getpid():
+                _inherited.append(self._pools)
+                self._pools, self._pid = {}, os.getpid()
+            if self._closed:
+                raise StoreError(f"{self._store.url}: read after it was closed", "open the dataset again")
+            if name not in self._pools:
+                self._pools[name] = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix=f"stoker-{name}")
+            futures = [self._pools[name].submit(ask, one) for one in asked]
+        try:
+            return [future.result() for future in futures]
+        except CancelledError:
+            raise StoreError(f"{self._store.url}: closed while it was read") from None
 
     def _held_to(self, ref: ObjectRef, found: ObjectInfo) -> ObjectRef:
         """The object with the version that reads of it must find: the index's, else that of its first touch."""
