@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +175,30 @@ def test_reads_besides_do_not_take_the_wire(tmp_path: Path, monkeypatch: pytest.
         ]
     reading.close()
     assert store.ranges[asked:] == [(ref.key, ByteRange(0, size))]  # the object itself, once
+
+
+class Plain(Counting):
+    """Objects of 200,000 zeros, told by Python alone: the client of a real store has threads that no child inherits."""
+
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange], *, version: str | None = None) -> list[bytes]:
+        return [bytes(len(one)) for one in ranges]
+
+
+def test_a_forked_child_reads_with_threads_of_its_own() -> None:
+    """It inherits the pools of its parent without their threads: what it asked them for would never come."""
+    store = Plain(store_of(*[200_000] * 16))
+    wanted, streamed = (
+        [(ref, [ByteRange(0, 10), ByteRange(150_000, 150_009)]) for ref in refs_of(store)],
+        Streamed(store),
+    )
+    expected = [one.data for one in streamed.read_all(wanted) if isinstance(one, objects.Read)]
+    wanted, expected = wanted[:2], expected[:2]  # fewer than the threads that have nothing to do now
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it would wait for ever
+        os._exit(7 if [getattr(one, "data", None) for one in streamed.read_all(wanted)] == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    streamed.close()
 
 
 def test_closing_with_reads_in_flight() -> None:
