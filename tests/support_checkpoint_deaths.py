@@ -30,14 +30,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed._composable.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 import stoker
 from stoker import clock
 from stoker.checkpoint import checkpointer, disk, load, tensors
 from stoker.checkpoint.keeper import KeeperJob
 from stoker.checkpoint.names import COMMITTED
-from support_checkpoint import complete, same, saved, seen
+from support_checkpoint import complete, same, saved, seen, whole
 
 JOB_S_MAX = 400.0
 PEERS_S = 60.0
@@ -210,15 +209,6 @@ def sharded(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     made = torch.nn.Sequential(torch.nn.Linear(13, 37), torch.nn.Tanh(), torch.nn.Linear(37, 5))
     fully_shard(made, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return made, torch.optim.AdamW(made.parameters(), lr=1e-2)
-
-
-def whole(value: Any) -> Any:
-    """Nested state with every tensor gathered, as lists of numbers."""
-    if isinstance(value, dict):
-        return {str(key): whole(one) for key, one in value.items()}
-    if isinstance(value, DTensor):
-        return whole(value.full_tensor())
-    return value.detach().double().tolist() if isinstance(value, torch.Tensor) else value
 
 
 def train_on(days: float) -> Work:

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed._composable.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 import stoker
+from support_checkpoint import whole
 
 logging.basicConfig(format="%(message)s")
 BOX = Path(sys.argv[2])
@@ -45,15 +45,6 @@ def train(made: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -
         optimizer.zero_grad()
         made(torch.randn(6, 13, generator=source)).square().mean().backward()
         optimizer.step()
-
-
-def whole(value: Any) -> Any:
-    """Nested state with every tensor gathered, as lists of numbers."""
-    if isinstance(value, dict):
-        return {str(key): whole(one) for key, one in value.items()}
-    if isinstance(value, DTensor):
-        return whole(value.full_tensor())
-    return value.detach().double().tolist() if isinstance(value, torch.Tensor) else value
 
 
 def told(made: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -8,6 +8,7 @@ travels in a memfd of its own whose descriptor is passed along: a socket would c
 from __future__ import annotations
 
 import array
+import errno
 import mmap
 import os
 import pickle
@@ -47,7 +48,8 @@ def _send(link: socket.socket, data: bytes, descriptors: tuple[int, ...]) -> Non
 
 
 def receive(link: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
-    """The next message and the descriptors that came with it. EOFError when the other side is gone.
+    """The next message and the descriptors that came with it. EOFError when the other side is gone, OSError when this
+    process has no descriptor left for a long message, which is lost.
 
     With MSG_DONTWAIT among *flags*: BlockingIOError when there is none yet.
     """
@@ -60,6 +62,8 @@ def receive(link: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
     descriptors = [number for _, _, packed in ancillary for number in array.array("i", packed)]
     if data[:1] == _INLINE:
         return pickle.loads(memoryview(data)[1:]), descriptors
+    if not descriptors:
+        raise OSError(errno.EMFILE, "the memory of a long message could not be taken over: no descriptor is free")
     carrier = descriptors.pop(0)
     try:
         with mmap.mmap(carrier, 0, access=mmap.ACCESS_READ) as payload:

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -133,26 +132,15 @@ def test_a_put_whose_answer_is_lost(server: Server, proxy: FaultProxy, tmp_path:
         assert ck.resume(live) is not None and same(live, state(1))
 
 
-def test_credentials_that_expire_under_a_run(
-    server: Server, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_that_expire_under_a_run(server: Server, proxy: FaultProxy, tmp_path: Path) -> None:
     """The server says from now on that the token has expired: training saves on, the status says so, nothing is deleted
     that is not there; with new credentials all is brought up to date."""
     url, options = fresh_prefix(server), through(proxy, server, deadline_s=0.5)
 
-    def expired(handler: Any) -> None:
-        text = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-        handler.send_response_only(400)
-        handler.send_header("Content-Length", str(len(text)))
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(text)
-
-    monkeypatch.setattr("stoker.testing.fault_proxy._Handler._unavailable", expired)
     with stoker.Checkpointer(tmp_path / "ck", url, keep=1, options=options) as ck:
         saved(ck, 1, state(1))
         assert ck.wait(60, remote=True)
-        proxy.plan = FaultPlan(unavailable_rate=1.0)
+        proxy.plan = FaultPlan(unavailable_rate=1.0, refusal=(400, "ExpiredToken"))
         for step in (2, 3):
             saved(ck, step, state(step))
         until(lambda: bool(ck.status().remotes) and ck.status().remotes[0][2] is not None)

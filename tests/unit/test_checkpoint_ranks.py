@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support_checkpoint import complete, seen
+from support_checkpoint import complete, seen, told_by
 from support_dataset import write_shards
 from support_disk import small_disk
 from support_store import until
@@ -173,10 +173,7 @@ def test_a_killed_rank_ends_the_job_and_leaves_whole_checkpoints(tmp_path: Path)
 
 def forked(task: str, box: Path) -> Any:
     """What a task of forked ranks told."""
-    command = [sys.executable, str(TESTS / "support_checkpoint_deaths.py"), task, str(box)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return told_by("support_checkpoint_deaths.py", task, box)
 
 
 def test_up_to_eight_ranks_whose_clocks_differ(tmp_path: Path) -> None:

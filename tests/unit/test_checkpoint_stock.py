@@ -5,13 +5,10 @@ A test here that fails on its first half means that torch has mended it: then th
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +29,7 @@ import stoker
 from stoker.checkpoint import disk
 from stoker.checkpoint.tensors import flat, global_plan
 from stoker.errors import CheckpointError
-from support_checkpoint import complete, everything, model, same, saved, seen, train
+from support_checkpoint import complete, everything, model, same, saved, seen, told_by, train
 from support_disk import MEGABYTE, small_disk
 from support_store import until
 
@@ -358,10 +355,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def of_ranks(task: str, box: Path) -> Any:
     """What a task of support_checkpoint_stock.py told."""
-    command = [sys.executable, str(TESTS / "support_checkpoint_stock.py"), task, str(box)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return told_by("support_checkpoint_stock.py", task, box)
 
 
 def test_ranks_that_fail_or_stop(tmp_path: Path) -> None:

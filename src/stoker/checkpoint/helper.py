@@ -54,7 +54,7 @@ class Helper:
             return None
         try:
             message, _ = receive(self.link)
-        except (OSError, IndexError) as error:  # no descriptor was left for a long message's memory: it is lost
+        except OSError as error:
             raise EOFError(f"a message was lost: {reason_of(error)}") from error
         return message  # type: ignore[no-any-return]  # the wire carries our own pairs
 

@@ -33,7 +33,9 @@ class FaultPlan:
     bytes_per_s_max: float | None = None
     """Cap on the bodies of all answers together."""
     unavailable_rate: float = 0.0
-    """Answered 503 SlowDown; the server never sees the request."""
+    """Answered with `refusal`; the server never sees the request."""
+    refusal: tuple[int, str] = (503, "SlowDown")
+    """Status and code of that answer."""
     reset_rate: float = 0.0
     """The connection is reset in mid-body, or instead of an answer without one: the server has done what was asked."""
     truncate_rate: float = 0.0
@@ -211,8 +213,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _unavailable(self) -> None:
         self.owner.count("unavailable")
-        text = b"<Error><Code>SlowDown</Code><Message>Planned by FaultProxy.</Message></Error>"
-        self.send_response_only(503)
+        status, code = self.owner.plan.refusal
+        text = f"<Error><Code>{code}</Code><Message>Planned by FaultProxy.</Message></Error>".encode()
+        self.send_response_only(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         if self.command != "HEAD":
