@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.errors import UsageError
-from stoker.order import BucketedOrder
+from stoker.loader.job import Start
+from stoker.loader.padding import Padding
+from stoker.loader.steps import POSITIONS_AT_ONCE, Steps
+from stoker.order import BucketedOrder, Split
 from support_dataset import write_shards
 from support_rows import npy, write_tar
 
@@ -134,6 +138,15 @@ def test_as_they_lie(dataset: stoker.Dataset) -> None:
         ({"lengths": "nothing"}, "no column or field 'nothing'|has a column or field 'nothing'"),
         ({"lengths": np.ones(3, int)}, "lengths must be 120 whole numbers"),
         ({"tokens": 32_000}, "no bucket fills a batch"),
+        ({"bounds": (8, 10**30)}, "rising whole numbers from 1 to"),
+        ({"bounds": np.array([8.0, 32.0])}, "rising whole numbers from 1 to"),
+        ({"tokens": 64.0}, "tokens is a whole number from 1 to .*, found 64.0"),
+        ({"tokens": 10**30}, "tokens is a whole number"),
+        ({"lengths": -np.array(LENGTHS)}, "sample 7 has -31"),
+        ({"lengths": np.array(LENGTHS, np.uint64) + np.uint64(2**63)}, "sample 9 has 9223372036854775810"),
+        ({"lengths": [[1], [2, 3]]}, "lengths are whole numbers, one a sample"),
+        ({"pad_to_bound": True}, "pad_to_bound is True or False .* with pad=None"),
+        ({"pad_to_bound": "yes", "pad": {"npy": 0}}, "pad_to_bound is True or False .* found 'yes'"),
     ],
 )
 def test_what_makes_no_batches_is_said(dataset: stoker.Dataset, change: dict[str, Any], message: str) -> None:
@@ -240,6 +253,10 @@ def test_padding_with_samples_left_out(dataset: stoker.Dataset) -> None:
         ({"pad": {"nothing": 0}}, "pad names field 'nothing', the samples have npy"),
         ({"pad": {"npy": 0.5}}, "0.5 cannot stand in field 'npy', which holds int32"),
         ({"pad": {"npy": 2**40}}, "cannot stand in field 'npy'"),
+        ({"pad": {"npy": 10**400}}, "cannot stand in field 'npy'"),
+        ({"pad": {"npy": float("nan")}}, "nan cannot stand in field 'npy'"),
+        ({"pad": {"npy": 1e300}, "transform": lambda s: {"npy": s["npy"].astype(np.float32)}}, "which holds float32"),
+        ({"transform": lambda s: {"npy": s["npy"].tolist()}}, "the first samples have what is no array of numbers"),
         ({"pad": "npy"}, "pad maps fields to numbers"),
         ({"transform": lambda s: {"npy": len(s["npy"])}}, "field 'npy' is no array whose first axis alone"),
         ({"transform": lambda s: {**s, "npy_length": 1}}, "'npy_length', which the samples have already"),
@@ -257,8 +274,109 @@ def test_a_row_of_another_kind_names_its_sample(dataset: stoker.Dataset) -> None
     def odd(sample: dict[str, Any]) -> dict[str, Any]:
         return {"npy": sample["npy"].reshape(1, -1) if sample["__index__"] == 70 else sample["npy"]}
 
-    with pytest.raises(stoker.SampleError, match=r"sample 70, key '0070': field 'npy': expected int32 of shape"):
+    with pytest.raises(
+        stoker.SampleError, match=r"sample 70, key '0070', epoch \d: field 'npy': expected int32 of shape"
+    ):
         with padded(dataset, transform=odd) as loader:
             for _ in range(3):
                 for _ in loader:
                     pass
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(0.1, "float32"), (-11.5129, "float16"), (float("-inf"), "float32"), (7, "complex64")]
+)
+def test_what_fills_up_is_rounded_like_any_number(value: float, dtype: str) -> None:
+    """A number of which the field's dtype has only the nearest: silence of a log-mel is no power of two."""
+    padding = Padding({"sound": value}, 64, ())
+    places = padding.places([{"sound": ((5, 2), dtype)}], 4)
+    room = np.zeros((4, *places["sound"][0]), dtype)
+    filled = padding.fill("sound", [np.ones((1, 2), dtype), np.ones((3, 2), dtype)], room)
+    assert filled[0, 1:].tolist() == np.full((2, 2), value).astype(dtype).tolist()
+
+
+def test_numbers_of_numpy_do_as_well(dataset: stoker.Dataset) -> None:
+    """Bounds that come from quantiles, a budget from a product: the same batches, and the same plan."""
+    numpys = stoker.Buckets("npy", bounds=np.array([8, 16, 32]), tokens=np.int64(64), pad={"npy": np.int32(-1)})  # type: ignore[arg-type]  # that is the question
+    with padded(dataset) as loader, stoker.Loader(dataset, numpys, fields={"npy": stoker.npy}, seed=3) as same:
+        assert [batch["npy"].tolist() for batch in same] == [batch["npy"].tolist() for batch in loader]
+        assert same.state_dict() == loader.state_dict()
+
+
+def test_other_lengths_are_another_plan(dataset: stoker.Dataset) -> None:
+    """A state is refused where other samples would stand in the batches, and taken where the buckets are the same."""
+
+    def with_lengths(lengths: list[int]) -> stoker.Loader:
+        return stoker.Loader(dataset, stoker.Buckets(np.array(lengths), bounds=(8, 16, 32), tokens=64), output="numpy")
+
+    with with_lengths(LENGTHS) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with with_lengths([length - (length in (12, 30)) for length in LENGTHS]) as same:
+        same.load_state_dict(state)
+    with with_lengths(LENGTHS[::-1]) as other, pytest.raises(UsageError, match="another plan"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_rows_that_cannot_be_padded_are_bad_samples(dataset: stoker.Dataset, action: str) -> None:
+    """They are left out or replaced as `on_bad` says: by samples of their bucket, so that no batch bursts the budget;
+    nothing of a replaced one stays in the batch."""
+    with make(dataset) as plain:
+        first = set(np.concatenate([batch["__index__"] for _, batch in zip(range(2), plain, strict=False)]).tolist())
+
+    def is_odd(sample: int) -> bool:
+        return sample % 7 == 3 and sample not in first  # the first ones show what a row is
+
+    def odd_rows(sample: dict[str, Any]) -> dict[str, Any]:
+        number, ids = sample["__index__"], sample["npy"]
+        odd = (ids.reshape(1, -1), "text", ids.astype(np.float64), None)[number % 4]
+        return {"aside": np.full(2 + is_odd(number), number), "npy": odd if is_odd(number) else ids}
+
+    with padded(dataset, transform=odd_rows, on_bad=action, on_bad_max=1.0) as loader:
+        for batch in loader:
+            samples = batch["__index__"].tolist()
+            assert not any(map(is_odd, samples))
+            assert batch["npy"].size <= 64
+            for sample, row, length in zip(samples, batch["npy"], batch["npy_length"], strict=True):
+                assert row[:length].tolist() == [sample] * LENGTHS[sample] and (row[length:] == -1).all()
+            assert [one.tolist() for one in batch["aside"]] == [[sample] * 2 for sample in samples]
+        bad = loader.bad
+    assert bad and all(is_odd(one.index) and (one.replaced_by is None) == (action == "skip") for one in bad)
+
+
+def test_who_stood_first_is_told(dataset: stoker.Dataset) -> None:
+    """Where a substitute is bad as well, in a later stage, the list names the sample of the order and who came last."""
+
+    def undecodable(data: bytes) -> np.ndarray:
+        ids = np.load(io.BytesIO(data))
+        if ids[0] % 2:
+            raise stoker.SampleError("odd")
+        return ids
+
+    def refused(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__index__"] % 4:
+            raise stoker.SampleError("two too many")
+        return sample
+
+    options = {"seed": 3, "output": "numpy", "on_bad": "replace", "on_bad_max": 1.0}
+    with stoker.Loader(dataset, 8, fields={"npy": undecodable}, transform=refused, **options) as loader:
+        seen = [sample for batch in loader for sample in batch["__index__"].tolist()]
+        bad = loader.bad
+    with stoker.Loader(dataset, 8, fields={"npy": stoker.npy}, seed=3, output="numpy") as plain:
+        order = [sample for batch in plain for sample in batch["__index__"].tolist()]
+    told = {one.index: one.replaced_by for one in bad}
+    for sample, instead in zip(order, seen, strict=True):
+        assert instead % 4 == 0 and told.get(sample, sample) == instead
+
+
+def test_batches_are_looked_up_a_few_at_a_time(dataset: stoker.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many samples at once as elsewhere: all batches of a large epoch would hold up the seam between two."""
+    order = BucketedOrder(np.full(200_000, 5), (8,), (100,), seed=1, mode="full")
+    asked: list[int] = []
+    batches = order.batches
+    monkeypatch.setattr(order, "batches", lambda epoch, numbers: asked.append(len(numbers)) or batches(epoch, numbers))
+    steps = Steps(order, Split(order.samples, 1, 0, 1), Start(0, 0, 0))
+    for _ in range(2 * order.samples):
+        steps.take()
+    assert max(asked) == POSITIONS_AT_ONCE // 100

@@ -15,6 +15,9 @@ from stoker.loader.padding import Padding
 from stoker.loader.ranks import Ranks
 from stoker.order import BucketedOrder, Mode, Split
 
+NUMBER_MAX = 2**40
+"""No length or budget is beyond it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
@@ -38,28 +41,30 @@ class Buckets:
     """Pad to the bucket's bound in place of the longest sample: as many shapes as buckets, for compiled models."""
 
     def __post_init__(self) -> None:
-        bounds = self.bounds
-        whole = (
-            isinstance(bounds, tuple | list) and bounds and all(type(bound) is int and bound > 0 for bound in bounds)
-        )
-        if not whole or any(one >= other for one, other in pairwise(bounds)):
-            raise UsageError(f"bounds are rising whole numbers from 1 on, found {bounds!r}")
-        if type(self.tokens) is not int or self.tokens < bounds[-1]:
+        given = self.bounds if isinstance(self.bounds, tuple | list | np.ndarray) else ()
+        bounds = tuple(map(_whole, given))
+        if not bounds or None in bounds or any(one >= other for one, other in pairwise(bounds)):  # type: ignore[operator]
+            raise UsageError(f"bounds are rising whole numbers from 1 to {NUMBER_MAX}, found {self.bounds!r:.200}")
+        tokens = _whole(self.tokens)
+        if tokens is None:
+            raise UsageError(f"tokens is a whole number from 1 to {NUMBER_MAX}, found {self.tokens!r:.200}")
+        if tokens < bounds[-1]:  # type: ignore[operator]
+            raise UsageError(f"tokens={tokens} holds no sample of the longest bucket, which takes up to {bounds[-1]}")
+        object.__setattr__(self, "bounds", bounds)  # as Python's own numbers: they enter the plan's hash as text
+        object.__setattr__(self, "tokens", tokens)
+        if self.pad is not None:
+            object.__setattr__(self, "pad", _fills(self.pad))
+        if type(self.pad_to_bound) is not bool or (self.pad_to_bound and not self.pad):
             raise UsageError(
-                f"tokens={self.tokens!r} holds no sample of the longest bucket, which takes up to {bounds[-1]}"
+                f"pad_to_bound is True or False and says how far pad= pads, found {self.pad_to_bound!r} with "
+                f"pad={self.pad!r}"
             )
-
-        given = self.pad if self.pad is not None else {}
-        if not isinstance(given, Mapping) or not all(
-            isinstance(name, str) and isinstance(value, int | float) for name, value in given.items()
-        ):
-            raise UsageError(f"pad maps fields to numbers, as {{'tokens': 0}}, found {self.pad!r}")
 
     def padding(self) -> Padding | None:
         """How fields are padded, if any are."""
         if not self.pad:
             return None
-        return Padding(dict(self.pad), self.tokens, tuple(self.bounds) if self.pad_to_bound else ())
+        return Padding(self.pad, self.tokens, self.bounds if self.pad_to_bound else ())
 
     def sizes(self) -> tuple[int, ...]:
         """Samples a batch, by bucket."""
@@ -74,7 +79,7 @@ class Buckets:
         if tail != "drop" or canonical_nodes != 1:
             raise UsageError(f"buckets take tail='drop' and one canonical node, found {tail!r} and {canonical_nodes}")
         lengths = self._lengths(dataset)
-        order = BucketedOrder(lengths, tuple(self.bounds), self.sizes(), seed=seed, mode=mode)
+        order = BucketedOrder(lengths, self.bounds, self.sizes(), seed=seed, mode=mode)
         split = Split(order.samples, 1, ranks.rank, ranks.world_size)
         if split.steps() == 0:
             raise UsageError(
@@ -84,9 +89,36 @@ class Buckets:
         return order, split
 
     def _lengths(self, dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:
-        found = sample_lengths(dataset, self.lengths) if isinstance(self.lengths, str) else np.asarray(self.lengths)
-        if found.shape != (len(dataset),) or found.dtype.kind not in "iu" or (len(found) and found.min() < 0):
+        found = sample_lengths(dataset, self.lengths) if isinstance(self.lengths, str) else _as_array(self.lengths)
+        if found.shape != (len(dataset),) or found.dtype.kind not in "iu":
             raise UsageError(
                 f"lengths must be {len(dataset)} whole numbers, one a sample, found {found.dtype} {found.shape}"
             )
+        for at in (int(found.argmin()), int(found.argmax())) if len(found) else ():
+            if not 0 <= int(found[at]) <= NUMBER_MAX:
+                raise UsageError(f"lengths go from 0 to {NUMBER_MAX}, sample {at} has {int(found[at])}")
         return found.astype(np.int64)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number from 1 on, of Python's or of NumPy's; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return None
+    return int(value) if 1 <= int(value) <= NUMBER_MAX else None
+
+
+def _as_array(given: object) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # lists of differing length
+        raise UsageError(f"lengths are whole numbers, one a sample: {error}") from None
+
+
+def _fills(pad: object) -> dict[str, float]:
+    """Field → what fills it up, as a number of Python's."""
+    if not isinstance(pad, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, int | float | np.integer | np.floating | np.bool)
+        for name, value in pad.items()
+    ):
+        raise UsageError(f"pad maps fields to numbers, as {{'tokens': 0}}, found {pad!r:.200}")
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in pad.items()}

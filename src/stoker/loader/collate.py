@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.clock import SYSTEM
 from stoker.dataset import Keys
-from stoker.errors import SampleError, UsageError
+from stoker.errors import UsageError
 from stoker.loader.arrays import as_array, fits
 from stoker.loader.batch import UNSET, Batch
 from stoker.loader.job import Job
@@ -57,21 +57,13 @@ class Collator:
         for name in padding.values:
             room = batch.arrays[name]
             values: Sequence[object] = batch.loose.pop(name) if name in batch.loose else list(room[: batch.rows].copy())
-            rows = [self._row(name, value, room, sample) for value, sample in zip(values, batch.samples, strict=True)]
+            rows = [row_of(name, value, room) for value in values]
             out = padding.fill(name, rows, room)
             batch.arrays[LENGTH.format(name)][: batch.rows] = [len(row) for row in rows]
             if np.shares_memory(out, room):
                 batch.arrays[name], batch.padded = out, (*batch.padded, (name, out.shape))
             else:
                 batch.loose[name] = out  # type: ignore[assignment]  # a whole column
-
-    def _row(self, name: str, value: object, room: np.ndarray, sample: int) -> np.ndarray:
-        try:
-            return row_of(name, value, room)
-        except SampleError as error:
-            raise SampleError(
-                f"sample {sample}, key {self._key(int(sample))!r}: {error.message}", error.hint
-            ) from error
 
     def _apply(self, batch: Batch, rows: int) -> None:
         """Run the user's function on views of the slot; what it returns replaces fields."""

@@ -1,8 +1,8 @@
 """Fields of differing length as one array [batch, longest], filled up with a value, and their lengths beside it.
 
 They lie in the slot: a batch of a bucket never has more elements than the budget of tokens, however long its samples
-are, so the room is known before the first batch. What has more all the same (a transform that lengthens, a substitute
-of another bucket) is an array of its own.
+are, so the room is known before the first batch. What has more all the same (after a transform that lengthens) is an
+array of its own.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Padding:
                 raise UsageError(f"pad gives a field {LENGTH.format(name)!r}, which the samples have already")
             known = [shape for shape in shapes if shape is not None and shape[0]]
             if len(known) < len(shapes) or len({shape[0][1:] for shape in known}) > 1:
+                found_there = ", ".join(dict.fromkeys(map(_said, shapes)))
                 raise UsageError(
-                    f"pad: field {name!r} is no array whose first axis alone differs in length, but {shapes[0]}",
-                    "let a transform make it one",
+                    f"pad: field {name!r} is no array whose first axis alone differs in length; the first samples "
+                    f"have {found_there}",
+                    "let a transform make it an array of numbers, as np.asarray(ids, np.int32)",
                 )
             dtype = np.result_type(*(shape[1] for shape in known))
-            with np.errstate(invalid="ignore"):
-                kept = np.array_equal(np.array(value).astype(dtype), value, equal_nan=True)
-            if not kept:
-                raise UsageError(f"pad: {value!r} cannot stand in field {name!r}, which holds {dtype}")
+            if not _can_stand(value, dtype):
+                raise UsageError(f"pad: {value!r:.80} cannot stand in field {name!r}, which holds {dtype}")
             found[name] = ((-(-self.tokens // rows), *known[0][0][1:]), str(dtype))
             found[LENGTH.format(name)] = ((), "int64")
         return found
@@ -68,6 +68,20 @@ class Padding:
             out[row, : len(one)] = one
             out[row, len(one) :] = self.values[name]
         return out
+
+
+def _said(shape: Shape | None) -> str:
+    return "what is no array of numbers" if shape is None else f"{shape[1]} of shape {list(shape[0])}"
+
+
+def _can_stand(value: float, dtype: np.dtype) -> bool:
+    """Whether *value* means the same in an array of *dtype*: rounded as any number there is, never cut or infinite."""
+    try:
+        with np.errstate(all="ignore"):
+            kept = np.array(value).astype(dtype)
+        return bool(math.isfinite(value) == np.isfinite(kept)) if dtype.kind in "fc" else bool(kept == value)
+    except OverflowError:
+        return False
 
 
 def row_of(name: str, value: object, room: np.ndarray) -> np.ndarray:

@@ -83,7 +83,7 @@ class Steps:
         if left <= 0:
             self._epoch, self._position, self._number = self._epoch + 1, 0, 0
             left = split.steps(0)
-        count = max(1, min(left, POSITIONS_AT_ONCE // split.batch_size))
+        count = max(1, min(left, POSITIONS_AT_ONCE // _rows(self._order, split)))
         positions, self._mask = split.block(self._position, self._number, count)
         if isinstance(self._order, BucketedOrder):
             self._samples = self._order.batches(self._epoch, positions.reshape(-1))
@@ -93,12 +93,17 @@ class Steps:
         self._number += count
 
 
+def _rows(order: AnyOrder, split: Split) -> int:
+    """Samples of the largest step: where batches differ in length, the split counts batches."""
+    return order.rows_max if isinstance(order, BucketedOrder) else split.batch_size
+
+
 def samples_ahead(dataset: Dataset, order: AnyOrder, split: Split, start: Start) -> Iterator[Samples]:
     """The samples of the rest of *start*'s epoch, in order, many at a time; of a mixture, whose epoch may be short,
     those until each source has given all."""
     steps, left = Steps(order, split, Start(0, start.epoch, start.position)), split.steps(start.position)
     if isinstance(dataset, Mixture):
         left = max(left, min(dataset.samples_of_all, MIXED_AHEAD_MAX) // split.global_batch)
-    at_once = max(1, POSITIONS_AT_ONCE // split.batch_size)
+    at_once = max(1, POSITIONS_AT_ONCE // _rows(order, split))
     for first in range(0, left, at_once):
         yield np.concatenate([steps.take().samples for _ in range(min(at_once, left - first))])

@@ -7,6 +7,7 @@ sample that cannot be used is handled here (skipped, replaced, or raised); every
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from stoker.errors import MissingFieldError, SampleError
 from stoker.loader.arrays import Shape, as_array, fits
 from stoker.loader.batch import UNSET, Bad, Batch, Chunk
 from stoker.loader.job import Job, Sample
+from stoker.loader.padding import row_of
 from stoker.loader.values import REPLACE_TRIES, Decoding, Values, transformed
-from stoker.order import sample_seed
+from stoker.order import BucketedOrder, sample_seed
 
 
 class Workshop:
@@ -105,7 +107,12 @@ class Workshop:
         substitute, values = None, None
         if action == "replace":
             substitute, values = self._substitute(batch, row, sample, outs, transformed=transformed)
-        batch.bad[row] = Bad(sample, key, error.reason, where, substitute)
+        first = batch.bad.get(row)  # a substitute may turn out bad in a later stage: what it stood for is told
+        batch.bad[row] = (
+            Bad(sample, key, error.reason, where, substitute)
+            if first is None
+            else replace(first, replaced_by=substitute)
+        )
         return values
 
     def _substitute(
@@ -114,11 +121,15 @@ class Workshop:
         """Another sample in place of a bad one, as far along as that was: the same on every machine and resume."""
         for attempt in range(1, REPLACE_TRIES + 1):
             other = self._decoding.substitute(self._job.seed, batch.epoch, sample, attempt)
+            if isinstance(self._job.order, BucketedOrder):
+                other = self._job.order.alike(sample, other)  # a longer one would burst the budget of tokens
             raw = self._reader.read([other])
             try:
                 values = self._values(raw, 0, other, batch.epoch, outs)
                 if transformed:
                     values = self._apply(raw.keys[0], other, batch.epoch, values)
+                if transformed or self._job.transform is None:
+                    self._fitting(batch, values)
             except SampleError:
                 continue
             batch.samples[row] = other
@@ -162,15 +173,26 @@ class Workshop:
             "give every sample the same fields; None is a value",
         )
 
-    @staticmethod
-    def _store(batch: Batch, row: int, values: Values) -> None:
-        """Put what is not in the slot yet there, or aside where it does not fit."""
-        for name, value in values.items():
-            array, given = batch.arrays.get(name), as_array(value)
-            if array is not None and given is not None and fits(name, given, array.shape[1:], array.dtype):
-                array[row] = given
+    def _store(self, batch: Batch, row: int, values: Values) -> None:
+        """Put what is not in the slot yet there, or aside where it does not fit; nothing where any of it is bad."""
+        for name, given in self._fitting(batch, values).items():
+            if given is not None:
+                batch.arrays[name][row] = given
             else:
-                batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = value
+                batch.loose.setdefault(name, [UNSET] * len(batch.samples))[row] = values[name]
+
+    def _fitting(self, batch: Batch, values: Values) -> dict[str, np.ndarray | None]:
+        """The values as rows of the slot, None for those that do not fit. SampleError for what has no place at all."""
+        padded = self._job.padding.values if self._job.padding is not None else ()
+        found: dict[str, np.ndarray | None] = {}
+        for name, value in values.items():
+            array = batch.arrays.get(name)
+            given = as_array(value) if array is not None else None
+            if array is not None and name in padded:
+                given = row_of(name, value, array)
+            fit = array is not None and given is not None and fits(name, given, array.shape[1:], array.dtype)
+            found[name] = given if fit else None
+        return found
 
 
 def as_stored(job: Job, shapes: Mapping[str, Shape]) -> bool:

@@ -9,6 +9,8 @@ of the same bucket, and wait for none longer than their own.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from stoker.errors import UsageError
@@ -37,7 +39,8 @@ class BucketedOrder:
             )
         if mode not in ("full", "none"):
             raise UsageError(f"buckets are shuffled 'full' or not at all, found {mode!r}")
-        bucket = np.searchsorted(np.array(bounds), lengths, side="left")
+        bucket = np.searchsorted(np.array(bounds), lengths, side="left").astype(np.uint32)
+        self._bucket = bucket
         self._members = np.argsort(bucket, kind="stable")
         """The samples bucket by bucket."""
         self._counts = np.bincount(bucket, minlength=len(bounds))
@@ -51,7 +54,7 @@ class BucketedOrder:
         """Samples of an epoch that fill no batch; others in each epoch."""
         self.mode: Mode = mode
         self._seed = seed
-        self._said = f"{bounds} {sizes}"
+        self._said = f"{bounds} {sizes} {hashlib.sha256(bucket.astype('<u4').data).hexdigest()}"
         if not self.samples:
             raise UsageError(
                 f"no bucket fills a batch: samples by bucket {self._counts.tolist()}, batch sizes {list(sizes)}",
@@ -66,6 +69,8 @@ class BucketedOrder:
         number = np.arange(len(self._run_bucket)) - np.repeat(np.cumsum(runs) - runs, runs)
         self._run_first = number * RUN
         self._run_length = np.minimum(RUN, self._batches[self._run_bucket] - self._run_first)
+        self._shuffled: tuple[int, Int64Array, Int64Array] | None = None
+        """Of the epoch last asked for: its number, the runs in their order, and where each ends."""
 
     @property
     def described(self) -> str:
@@ -76,24 +81,38 @@ class BucketedOrder:
         """The samples int64 [batch] of the batches *numbers* int64 [n] of *epoch*."""
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.samples:
             raise UsageError(f"batches run from 0 to {self.samples - 1}, found others")
-        runs = len(self._run_bucket)
-        order = np.arange(runs)
-        if self.mode == "full":
-            order = permutation(runs, derive_key(self._seed, epoch, "runs")).at(order)
-        ends = np.cumsum(self._run_length[order])
+        order, ends = self._order_of_runs(epoch)
         place = np.searchsorted(ends, numbers, side="right")
         run = order[place]
         inside = numbers - (ends - self._run_length[order])[place] + self._run_first[run]
-        return [
-            self._batch(epoch, bucket, number)
-            for bucket, number in zip(self._run_bucket[run].tolist(), inside.tolist(), strict=True)
-        ]
+        found: list[Int64Array] = [numbers] * len(numbers)
+        buckets = self._run_bucket[run]
+        for bucket in np.unique(buckets).tolist():
+            mine = np.flatnonzero(buckets == bucket)
+            for at, batch in zip(mine.tolist(), self._batches_of(epoch, bucket, inside[mine]), strict=True):
+                found[at] = batch
+        return found
 
-    def _batch(self, epoch: int, bucket: int, number: int) -> Int64Array:
+    def alike(self, sample: int, number: int) -> int:
+        """One of the samples of *sample*'s bucket, drawn by *number*."""
+        bucket = self._bucket[sample]
+        return int(self._members[self._first[bucket] + number % self._counts[bucket]])
+
+    def _order_of_runs(self, epoch: int) -> tuple[Int64Array, Int64Array]:
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            runs = len(self._run_bucket)
+            order = np.arange(runs)
+            if self.mode == "full":
+                order = permutation(runs, derive_key(self._seed, epoch, "runs")).at(order)
+            self._shuffled = epoch, order, np.cumsum(self._run_length[order])
+        return self._shuffled[1:]
+
+    def _batches_of(self, epoch: int, bucket: int, numbers: Int64Array) -> Int64Array:
+        """The samples int64 [n, batch] of the batches *numbers* int64 [n] of a bucket."""
         size = int(self._sizes[bucket])
-        places = np.arange(number * size, (number + 1) * size, dtype=np.int64)
+        places = (numbers[:, None] * size + np.arange(size, dtype=np.int64)).reshape(-1)
         if self.mode == "full":
             key = derive_key(self._seed, epoch, "bucket", bucket)
             places = permutation(int(self._counts[bucket]), key).at(places)
         found: Int64Array = self._members[self._first[bucket] + places]
-        return found
+        return found.reshape(-1, size)
