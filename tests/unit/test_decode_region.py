@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +46,12 @@ def whole(raw: bytes, size: tuple[int, int], denominator: int) -> np.ndarray:
     found = pixels_room._simplejpeg(raw, header, denominator)
     assert found is not None and found.shape[:2] == tuple(-(-side // denominator) for side in size)
     return found.copy()
+
+
+def cells(box: Box, denominator: int) -> tuple[slice, slice]:
+    """Where *box* lies in a picture decoded at 1/denominator."""
+    top, left, tall, wide = (side // denominator for side in (box.top, box.left, box.height, box.width))
+    return slice(top, top + tall), slice(left, left + wide)
 
 
 @needs_module
@@ -95,11 +103,69 @@ def test_what_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         RandomResizedCrop(32).decode(raw[: len(raw) * 2 // 3], None, 3)
 
 
+def scans_of(raw: bytes) -> list[tuple[int, int]]:
+    """Where each scan's coded data lie in a JPEG without restart markers."""
+    found = []
+    for head in re.finditer(rb"\xff\xda", raw):
+        begin = head.end() + int.from_bytes(raw[head.end() : head.end() + 2], "big")
+        end = re.compile(rb"\xff[^\x00]").search(raw, begin)
+        assert end is not None
+        found.append((begin, end.start()))
+    return found
+
+
 @needs_module
+@pytest.mark.parametrize("options", [{"subsampling": "4:2:0"}, {"subsampling": "4:4:4"}, {"mode": "L"}])
+@pytest.mark.parametrize("denominator", [1, 2, 4, 8])
+def test_no_scan_is_read_below_the_part(options: dict[str, Any], denominator: int) -> None:
+    """The end of every scan of a progressive picture can be noise: a part above it stays what it was."""
+    size = (1200, 400)
+    raw = photo(*size, progressive=True, **options)
+    box = Box(200, 40, 160, 240)
+    clean = region.jpeg_part(raw, box, size, denominator, scratch)
+    noisy, random = bytearray(raw), np.random.default_rng(4)
+    for begin, end in scans_of(raw):
+        half = (begin + end) // 2
+        noisy[half:end] = random.integers(0, 255, end - half).astype(np.uint8).tobytes()  # none is 255: no marker
+    found = region.jpeg_part(bytes(noisy), box, size, denominator, scratch)
+    assert clean is not None and found is not None and np.array_equal(found, clean)
+    assert np.array_equal(clean, whole(raw, size, denominator)[cells(box, denominator)])
+    assert region.jpeg_part(bytes(noisy), Box(1000, 40, 160, 240), size, denominator, scratch) is None
+
+
+@needs_module
+def test_a_progressive_picture_without_all_its_scans_is_not_taken() -> None:
+    """Cut off below the part in one of its scans, with an end marker behind: the part would lack what came later."""
+    size, box = (1200, 400), Box(200, 40, 160, 240)
+    raw = photo(*size, progressive=True)
+    scans = scans_of(raw)
+    assert len(scans) > 5
+    for number, (begin, end) in enumerate(scans):
+        cut = raw[: begin + (end - begin) * 9 // 10] + raw[-2:]
+        found = region.jpeg_part(cut, box, size, 1, scratch)
+        assert (found is None) == (number < len(scans) - 1)  # the last has nothing behind it that the part needs
+    without = raw[: raw.rindex(b"\xff\xda")] + raw[-2:]
+    assert region.jpeg_part(without, box, size, 1, scratch) is None
+
+
+@needs_module
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_restart_markers_are_no_end_of_a_scan(mode: str, rows: int) -> None:
+    """A progressive picture with restart markers gives the part that the whole holds."""
+    size, box = (700, 300), Box(100, 40, 160, 200)
+    raw = photo(*size, mode=mode, progressive=True, restart_marker_rows=rows)
+    assert raw.count(b"\xff\xd1") > 5
+    found = region.jpeg_part(raw, box, size, 1, scratch)
+    assert found is not None and np.array_equal(found, whole(raw, size, 1)[cells(box, 1)])
+
+
+@needs_module
+@pytest.mark.parametrize("progressive", [False, True])
 @given(data=st.data())
-def test_hostile_bytes_crash_nothing(data: st.DataObject) -> None:
+def test_hostile_bytes_crash_nothing(progressive: bool, data: st.DataObject) -> None:
     """Whatever bytes stand where a JPEG should: a part or None, within the buffer."""
-    raw = bytearray(photo(64, 80))
+    raw = bytearray(photo(64, 80, progressive=progressive))
     for _ in range(data.draw(st.integers(1, 8))):
         raw[data.draw(st.integers(2, len(raw) - 3))] = data.draw(st.integers(0, 255))
     found = region.jpeg_part(bytes(raw), Box(10, 10, 20, 20), (64, 80), 1, scratch)

@@ -1,5 +1,6 @@
 /* Decodes a part of a JPEG: the rows above it are skipped, the columns beside it are not transformed, and what lies below
- * it is not even read. Optional: without this module whole pictures are decoded (pixels.py).
+ * it is not even read, in no scan of a progressive one. Optional: without this module whole pictures are decoded
+ * (pixels.py).
  *
  * Strict: a warning of libjpeg refuses the picture, as an error does; the caller then takes the way that says why. */
 
@@ -7,18 +8,26 @@
 #include <Python.h>
 #include <setjmp.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <jpeglib.h>
+
+#if JPEG_LIB_VERSION >= 70
+#define ROWS_OF_BLOCKS(info) ((unsigned)((info)->max_v_samp_factor * (info)->min_DCT_v_scaled_size))
+#else
+#define ROWS_OF_BLOCKS(info) ((unsigned)((info)->max_v_samp_factor * (info)->min_DCT_scaled_size))
+#endif
 
 typedef struct {
     struct jpeg_error_mgr base;
     jmp_buf refused;
+    int scan_left; /* its rest was jumped over: what libjpeg says until it ends is our doing */
 } Refusing;
 
 static void refuse(j_common_ptr info) { longjmp(((Refusing *)info->err)->refused, 1); }
 
 static void refuse_warnings(j_common_ptr info, int level) {
-    if (level < 0) refuse(info);
+    if (level < 0 && !((Refusing *)info->err)->scan_left) refuse(info);
 }
 
 static void say_nothing(j_common_ptr info) { (void)info; }
@@ -26,6 +35,48 @@ static void say_nothing(j_common_ptr info) { (void)info; }
 typedef struct {
     JDIMENSION left, top, width, height;
 } Area;
+
+/* Moves the source to the marker that ends the scan: libjpeg then fills up the scan's rows with nothing, which is quick.
+ * False where no marker follows. */
+static int leave_scan(struct jpeg_source_mgr *source) {
+    const JOCTET *at = source->next_input_byte, *end = at + source->bytes_in_buffer;
+    while ((at = memchr(at, 0xFF, (size_t)(end - at))) && end - at > 1) {
+        if (at[1] != 0x00 && at[1] != 0xFF) {
+            source->bytes_in_buffer = (size_t)(end - at);
+            source->next_input_byte = at;
+            return 1;
+        }
+        at++;
+    }
+    return 0;
+}
+
+/* Reads all scans of a progressive picture, each down to the lowest row that the area needs and no further. False where
+ * afterwards a coefficient is not known to its last bit: then a scan may have been cut off in what was not read. */
+static int read_scans(struct jpeg_decompress_struct *info, const Area *area) {
+    Refusing *error = (Refusing *)info->err;
+    const unsigned needed = (area->top + area->height - 1) / ROWS_OF_BLOCKS(info) + 1;
+    int status;
+    while ((status = jpeg_consume_input(info)) != JPEG_REACHED_EOI) {
+        if (status == JPEG_SUSPENDED) return 0;
+        if (status == JPEG_SCAN_COMPLETED) error->scan_left = 0;
+        if (status != JPEG_ROW_COMPLETED || error->scan_left || info->input_iMCU_row < needed) continue;
+        if (info->unread_marker || info->restart_interval) continue; /* it is at its end; it has markers of its own */
+        if (!leave_scan(info->src)) return 0;
+        error->scan_left = 1;
+    }
+    for (int component = 0; component < info->num_components; component++)
+        for (int coefficient = 0; coefficient < DCTSIZE2; coefficient++)
+            if (info->coef_bits[component][coefficient]) return 0;
+    return 1;
+}
+
+/* Whether the area lies in the picture. */
+static int inside(const struct jpeg_decompress_struct *info, const Area *area) {
+    return area->width && area->height && area->width <= info->output_width &&
+           area->left <= info->output_width - area->width && area->height <= info->output_height &&
+           area->top <= info->output_height - area->height;
+}
 
 /* Fills *out* with rows of RGB. *area* says what is wanted, and afterwards what is there: at least as wide, since columns
  * come in blocks. 0: refused. -1: *out* is too small. */
@@ -35,6 +86,7 @@ static int decode(const unsigned char *data, size_t length, unsigned denominator
     Refusing error;
     volatile int result = 0;
     info.err = jpeg_std_error(&error.base);
+    error.scan_left = 0;
     error.base.error_exit = refuse;
     error.base.emit_message = refuse_warnings;
     error.base.output_message = say_nothing;
@@ -45,10 +97,10 @@ static int decode(const unsigned char *data, size_t length, unsigned denominator
         info.out_color_space = JCS_RGB;
         info.scale_num = 1;
         info.scale_denom = denominator;
+        info.buffered_image = info.progressive_mode; /* so that the scans are ours to read */
         jpeg_start_decompress(&info);
-        if (area->width && area->height && area->width <= info.output_width &&
-            area->left <= info.output_width - area->width && area->height <= info.output_height &&
-            area->top <= info.output_height - area->height) {
+        if (inside(&info, area) && (!info.buffered_image || read_scans(&info, area))) {
+            if (info.buffered_image) jpeg_start_output(&info, info.input_scan_number);
             jpeg_crop_scanline(&info, &area->left, &area->width);
             const size_t stride = (size_t)area->width * 3;
             if (stride * area->height > room) {
