@@ -12,6 +12,9 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from stoker.loader import Loader
+from stoker.loader.lanes import Lanes
+
 SRC = Path(__file__).resolve().parent.parent / "src"
 
 
@@ -55,3 +58,9 @@ def feeders(pid: int | None = None) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def lanes_of(loader: Loader) -> Lanes:
+    """The trainer's ends of its feeders."""
+    assert loader._early is not None
+    return loader._early.lanes

@@ -14,7 +14,7 @@ import checkpoint
 import torch
 
 import stoker
-from support_dataset import jpeg, write_shards
+from support_dataset import jpeg, lanes_of, write_shards
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Figures = dict[str, object]
@@ -36,8 +36,7 @@ def batches_are_right(folder: Path) -> Figures:
 
 def spoil_what_comes_back(loader: stoker.Loader) -> list[int]:
     """Have every slot overwritten with a pattern as soon as it is free again; the list grows by their numbers."""
-    assert loader._lanes is not None
-    feeder, spoiled = loader._lanes._lanes[0].feeder, list[int]()
+    feeder, spoiled = lanes_of(loader)._lanes[0].feeder, list[int]()
     give_back = feeder.free
 
     def spoil(slots: list[int]) -> None:

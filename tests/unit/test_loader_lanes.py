@@ -14,7 +14,7 @@ import stoker
 from stoker.errors import FeederError
 from stoker.loader import Loader
 from stoker.loader.lanes import Lane
-from support_dataset import feeders, write_shards
+from support_dataset import feeders, lanes_of, write_shards
 from support_transforms import busy, wait_a_little
 
 SAMPLES = 103
@@ -94,7 +94,7 @@ def test_a_transform_that_holds_the_gil_gets_more_feeders(
     with make(folder, 1) as reference, make(folder, None, transform=busy) as loader:
         for _ in range(200):
             assert drawn(loader) == drawn(reference)
-            if len(loader._lanes or ()) == 2:
+            if len(lanes_of(loader)) == 2:
                 break
         else:
             pytest.fail("no second feeder after 200 epochs")
@@ -108,8 +108,7 @@ def test_a_feeder_that_cannot_start_ends_nothing(folder: Path) -> None:
     """One that was to help is gone before it is ready: a warning, and training goes on as it was."""
     before = {feeder.pid for feeder in feeders()}
     with make(folder, 1) as reference, make(folder, 1) as loader:
-        lanes = loader._lanes
-        assert lanes is not None
+        lanes = lanes_of(loader)
         lanes._coming.append(Lane(loader._job, loader._hand_out))
         lanes._coming[0].feeder._process.kill()
         batches, warned = iter(loader), False
@@ -129,7 +128,7 @@ def test_threads_follow_a_transform_that_sleeps(folder: Path, tmp_path: Path, mo
     with make(folder, 1) as reference, make(folder, None, transform=wait_a_little) as loader:
         for _ in range(60):
             assert drawn(loader) == drawn(reference)
-        assert len(loader._lanes or ()) == 1
+        assert len(lanes_of(loader)) == 1
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     threads = [line["threads"] for line in lines if line["event"] == "control"]
     assert max(threads) >= 8

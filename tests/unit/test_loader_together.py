@@ -23,6 +23,7 @@ from stoker.loader.plan import TOGETHER_BYTES, steps_together
 from stoker.loader.schedule import Schedule
 from stoker.loader.slab import Slab
 from stoker.order import Split, build_order
+from support_dataset import lanes_of
 from support_rows import arrays_bytes
 
 SAMPLES = 500
@@ -177,7 +178,7 @@ def test_a_forked_child_gets_none(dataset: stoker.Dataset) -> None:
         batches = iter(loader)
         for _ in range(20):
             next(batches)
-        assert loader._lanes is not None and loader._lanes._lanes[0]._rest
+        assert lanes_of(loader)._lanes[0]._rest
         child = os.fork()
         if child == 0:
             try:
@@ -197,8 +198,7 @@ def test_a_batch_that_was_never_handed_out(dataset: stoker.Dataset) -> None:
         batches = iter(loader)
         for _ in range(20):
             next(batches)
-        lanes = loader._lanes
-        assert lanes is not None
+        lanes = lanes_of(loader)
         while lanes._lanes[0]._rest[1:]:
             next(batches)
         lanes.receive(loader._generation)  # the last of its slot, and gone

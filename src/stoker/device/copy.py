@@ -33,12 +33,12 @@ class Copier:
         self._stream = self._cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._under_way: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch with its tensors on the device; usable at once on the current stream."""
+    def __call__(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """The batch with its tensors on their way to the device, and the event of their arrival: see `arrived`. Any
+        thread may call it, one at a time."""
         self.release()
         if self._stream is None:
-            return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
-        training = torch.cuda.current_stream(self.device)
+            return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}, None
         sources = [v for v in batch.values() if isinstance(v, torch.Tensor)]
         with torch.cuda.stream(self._stream):
             moved = {
@@ -46,12 +46,18 @@ class Copier:
             }
             done = self._cuda.Event()
             done.record(self._stream)
+        self._under_way.append((done, sources))
+        return moved, done
+
+    def arrived(self, batch: dict[str, Any], done: Any) -> None:
+        """Make a batch usable on the current stream of the calling thread, which its user calls it in."""
+        if done is None:
+            return
+        training = torch.cuda.current_stream(self.device)
         training.wait_event(done)
-        for value in moved.values():
+        for value in batch.values():
             if isinstance(value, torch.Tensor):
                 value.record_stream(training)
-        self._under_way.append((done, sources))
-        return moved
 
     def release(self) -> None:
         """Let go of the sources whose copies are over."""

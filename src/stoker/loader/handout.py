@@ -60,7 +60,7 @@ class HandOut:
         copy = self.must_copy(told)
         if copy and not self._warned:
             self._warned = True
-            warnings.warn(KEPT_WARNING, stacklevel=4)
+            warnings.warn(KEPT_WARNING, stacklevel=7)
         if self._open is None or told.opens:
             self._out += 1
             views = self._slab.layout.views(self._slab.hand_out(told.slot, self._freed))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+from stoker.clock import SYSTEM
 from stoker.errors import FeederError
 from stoker.loader.batch import Delivered, Failed
 from stoker.loader.control import Decision
@@ -37,6 +38,13 @@ class Lane:
 
     def receive(self, generation: int) -> Delivered | Failed:
         """The next batch of *generation*; slots of dropped ones go straight back."""
+        since_s = SYSTEM.monotonic()
+        while (told := self.look(generation)) is None:
+            self.feeder.wait(since_s)
+        return told
+
+    def look(self, generation: int) -> Delivered | Failed | None:
+        """The same if it is there."""
         self.feeder.check_owner()  # what came together lies in memory that the parent gives back
         if self._rest and self._rest[-1].generation == generation:
             return self._rest.pop()
@@ -47,7 +55,9 @@ class Lane:
         while True:
             if slots:
                 self.feeder.free(slots)
-            told = self.feeder.next()
+            told = self.feeder.take()
+            if told is None:
+                return None
             if self._handed is None and self.feeder.slab is not None:
                 self._handed = self._hand_out(self.feeder.slab)
             if told.generation == generation or (isinstance(told, Failed) and told.generation < 0):
@@ -74,6 +84,7 @@ class Lanes:
 
     def start(self, start: Start) -> None:
         """Begin at *start*, dropping what was under way."""
+        self.check_owner()
         for turn, lane in enumerate(self._lanes):
             lane.feeder.start(Start(start.generation, start.epoch, start.position, len(self._lanes), turn))
         self._turn = 0
@@ -84,6 +95,18 @@ class Lanes:
         told = lane.receive(generation)
         self._turn = (self._turn + 1) % len(self._lanes)
         return lane, told
+
+    def look(self, generation: int) -> tuple[Lane, Delivered | Failed | None]:
+        """The same if it is there."""
+        lane = self._lanes[self._turn]
+        told = lane.look(generation)
+        if told is not None:
+            self._turn = (self._turn + 1) % len(self._lanes)
+        return lane, told
+
+    def check_owner(self) -> None:
+        """FeederError in a forked child."""
+        self._lanes[0].feeder.check_owner()
 
     def waited(self, seconds: float) -> None:
         """The trainer spent so much more time waiting."""

@@ -7,27 +7,29 @@ prefetched, and is the same on every rank.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from stoker.clock import SYSTEM
 from stoker.dataset import Dataset, Mixture
 from stoker.errors import SampleError, UsageError
-from stoker.events import RunLog, Stage
-from stoker.loader.attribute import attribute
+from stoker.events import RunLog
 from stoker.loader.batch import Bad, Delivered, Failed
+from stoker.loader.books import Books, Entry
 from stoker.loader.buckets import Buckets
+from stoker.loader.early import Early
 from stoker.loader.handout import HandOut
 from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
 from stoker.loader.lanes import Lane, Lanes
 from stoker.loader.plan import Budget, Shuffle, check_arguments, plan_batches, plan_fields, plan_work
 from stoker.loader.process import rebuild
 from stoker.loader.ranks import find_ranks
-from stoker.loader.report import LoaderReport, Tally
+from stoker.loader.report import LoaderReport
 from stoker.loader.slab import Slab
 from stoker.order import MixedOrder, Position, plan_hash
 
@@ -93,8 +95,6 @@ class Loader:
             dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work,
             natural=fields is None, padding=batch_size.padding() if isinstance(batch_size, Buckets) else None,
         )  # fmt: skip
-        self._tally = Tally()
-        self._log = RunLog.from_environment()
         self.epoch = 0
         """The epoch that runs now, or that the next `iter()` runs."""
         self._position = 0
@@ -105,7 +105,9 @@ class Loader:
         self._live: weakref.ref[_Epoch] | None = None
         self._bad_count = 0
         feeders = budget.feeders if budget is not None and budget.feeders is not None else 1
-        self._lanes: Lanes | None = Lanes(self._job, self._hand_out, feeders)
+        lanes = Lanes(self._job, self._hand_out, feeders)
+        self._books = Books(lanes, RunLog.from_environment(), ranks.rank)
+        self._early: Early | None = Early(lanes, self._books, self._device)
         self._begin()  # the first batches are made while the model is; a resumed run starts elsewhere all the same
         self._ahead = (self._generation, 0, 0)
 
@@ -116,7 +118,7 @@ class Loader:
         return self._split.steps()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._lanes is None:
+        if self._early is None:
             raise UsageError("the loader is closed")
         if self._begun:  # the last iteration was left in the middle: this one is the next epoch
             self.epoch, self._position = self.epoch + 1, 0
@@ -173,67 +175,39 @@ class Loader:
 
     def _begin(self) -> Start:
         """Make sure that the feeder works on what comes next, and say from where."""
-        assert self._lanes is not None
-        widened = self._lanes.widen()
-        if widened or self._ahead != (self._generation, self.epoch, self._position):
-            self._generation += 1
-            self._lanes.start(Start(self._generation, self.epoch, self._position))
+        assert self._early is not None
+        with self._early.held():
+            widened = self._early.lanes.widen()
+            if widened or self._ahead != (self._generation, self.epoch, self._position):
+                self._generation += 1
+                self._early.start(Start(self._generation, self.epoch, self._position))
         return Start(self._generation, self.epoch, self._position)
 
-    def _next(self, start: Start, step: int) -> Any:
+    def _next(self, early: Early, start: Start, step: int) -> Any:
         began = SYSTEM.monotonic()
-        if self._lanes is None:
-            raise UsageError("the loader is closed")
-        lane, told = self._lanes.receive(self._generation)
+        taken = early.take(began)
+        told = taken.told
         if isinstance(told, Failed):
-            self._ahead = None
             raise rebuild(told)
         assert (told.epoch, told.step) == (start.epoch, step), "the feeder's order is broken"
-        lane.feeder.counts = told.counts
         if told.bad:
-            self._check_bad(lane, told)
+            self._check_bad(taken.lane, told)
         self._position = self._split.consumed_after(start.position, step + 1)
         if told.rows == 0:
-            self._pass_over(lane, told)
+            self._pass_over(taken.lane, told)
             return None
-        copied_s = SYSTEM.monotonic()
-        copies = lane.handed.must_copy(told) or self._device is not None
-        batch = lane.handed.batch(told)
-        if self._device is not None:
-            batch = self._device.copy(batch)
-        self._account(self._lanes, told, began, SYSTEM.monotonic(), copied_s if copies else None)
+        copies = taken.batch is None and (self._device is not None or taken.lane.handed.must_copy(told))
+        copied_s = SYSTEM.monotonic() if copies else None
+        batch = early.batch(taken, told)
+        ended = SYSTEM.monotonic()
+        self._books.note(Entry(taken.lane, told, began, ended, copied_s))
+        early.returned(ended, batch)
         return batch if self._layout == "dict" else tuple(batch[name] for name, _ in self._fields)
-
-    def _account(self, lanes: Lanes, told: Delivered, began: float, ended: float, copied_s: float | None) -> None:
-        """Say where the time of one `next()` went."""
-        starting = None if self._tally.batches else lanes.start_interval()
-        if copied_s is None and starting is None and told.timeline.last_s <= began:
-            parts: dict[Stage, float] = {"hand_over": ended - began}  # it lay ready
-        else:
-            intervals = told.timeline.intervals()
-            if copied_s is not None:
-                intervals.append(("copy", copied_s, ended))
-            if starting is not None:
-                intervals.append(("start", *starting))
-            parts = attribute(began, ended, intervals)
-        self._tally.waited(began, ended, parts)
-        self._tally.got(told.rows, told.bad, lanes.counts() if len(lanes) > 1 else told.counts)
-        lanes.waited(ended - began)
-        decisions = lanes.decisions()
-        if self._log is None:
-            return
-        self._log.write(
-            "batch", epoch=told.epoch, step=told.step, rows=told.rows, rank=self._split.rank, began_s=began,
-            wait_s=ended - began, stages={k: round(v, 6) for k, v in parts.items()}, bad=[b.key for b in told.bad],
-            counts=told.counts,
-        )  # fmt: skip
-        for one in decisions:
-            self._log.write("control", rank=self._split.rank, reason=one.reason, **asdict(one.setting))
 
     def _pass_over(self, lane: Lane, told: Delivered) -> None:
         """Every sample of the batch was skipped: alone, this process goes on; with others it would fall out of step."""
         lane.feeder.free([told.slot])
-        self._tally.skipped(told.bad)
+        self._books.skipped(told.bad)
         if self._split.world_size > 1:
             raise SampleError(
                 f"epoch {told.epoch}, step {told.step}: every sample of this rank's batch is bad; the first: "
@@ -263,9 +237,8 @@ class Loader:
     def _finish(self) -> None:
         """The epoch's last batch was drawn: the feeder is in the next one already."""
         order, data = self._job.order, self.dataset
-        if self._log is not None and isinstance(order, MixedOrder) and isinstance(data, Mixture):
-            counts = data.counts(order, self.epoch * len(data), (self.epoch + 1) * len(data))
-            self._log.write("mixture", epoch=self.epoch, counts=counts)
+        if isinstance(order, MixedOrder) and isinstance(data, Mixture) and self._books.logs:
+            self._books.mixed(self.epoch, data.counts(order, self.epoch * len(data), (self.epoch + 1) * len(data)))
         self.epoch, self._position, self._begun, self._bad_count = self.epoch + 1, 0, False, 0
         self._ahead = (self._generation, self.epoch, 0)
 
@@ -273,25 +246,26 @@ class Loader:
 
     def report(self) -> LoaderReport:
         """Where every second of waiting went, so far."""
-        return self._tally.report()
+        with self._held():
+            return self._books.report()
 
     @property
     def bad(self) -> list[Bad]:
         """The samples that could not be used, with reasons (the first 10,000)."""
-        return list(self._tally.bad)
+        with self._held():
+            return self._books.bad()
+
+    def _held(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._early is None else self._early.held()
 
     # --- the end ---
 
     def close(self) -> None:
         """End the feeder. Batches in use stay valid."""
-        if self._lanes is not None:
-            if self._device is not None:
-                self._device.close()
-            self._lanes.close()
-            self._lanes = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self._early is not None:
+            self._early.close()
+            self._early = None
+        self._books.close()
 
     def __enter__(self) -> Self:
         return self
@@ -322,14 +296,20 @@ class _Epoch(Iterator[Any]):
             raise StopIteration
         if self._start.generation != loader._generation or loader._live is None or loader._live() is not self:
             raise UsageError("this iterator was replaced by a newer iter() of the same loader")
-        if loader._lanes is not None and loader._lanes.widen():  # the plan goes on from here with more feeders
+        if loader._early is None:
+            raise UsageError("the loader is closed")
+        with loader._early.held():
+            return self._drawn(loader, loader._early)
+
+    def _drawn(self, loader: Loader, early: Early) -> Any:
+        if early.lanes.widen():  # the plan goes on from here with more feeders
             loader._ahead = None
             self._begin()
         self.ended = True  # unless a batch comes: after an error this epoch does not go on
         while self._step < self._steps:
-            batch = loader._next(self._start, self._step)
-            self._step += 1
             loader._ahead = None
+            batch = loader._next(early, self._start, self._step)
+            self._step += 1
             if batch is not None:
                 self.ended = False
                 return batch

@@ -53,6 +53,7 @@ class FeederProcess:
         self.waited_s = 0.0
         """How long the trainer waited in all, which the feeder is told."""
         self._freed: list[int] = []
+        self._heard_s = 0.0
         self._owner = os.getpid()
         self._link, theirs = pair("stoker.Loader")
         roots = [str(Path(stoker.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -103,25 +104,31 @@ class FeederProcess:
         if os.getpid() != self._owner:
             raise FeederError("a Loader cannot be used in a forked child: make one there")
 
-    def next(self) -> Delivered | Failed:
-        """The next batch or failure, of any generation. FeederError when none can come any more."""
-        began = heard = self._clock.monotonic()
+    def take(self) -> Delivered | Failed | None:
+        """The next batch or failure, of any generation, if it is there: most are, and cost one system call. FeederError
+        when none can come any more."""
         try:
             while True:
-                try:  # first without waiting: most batches lie there already, and cost one system call
-                    (kind, value), descriptors = receive(self._link, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    self._tell_freed()
-                    if not self._waiter.wait(ASK_EVERY_S):
-                        now = self._clock.monotonic()
-                        self._doubt(now - heard, now - began)
-                    continue
+                (kind, value), descriptors = receive(self._link, socket.MSG_DONTWAIT)
+                self._heard_s = self._clock.monotonic()
                 if kind == "batch":
                     return value  # type: ignore[no-any-return]  # the wire carries our own frozen values
-                heard = self._clock.monotonic()
-                self._note(kind, value, descriptors, heard)
+                self._note(kind, value, descriptors, self._heard_s)
+        except BlockingIOError:
+            return None
         except EOFError:
             raise self._death() from None
+
+    def wait(self, since_s: float) -> None:
+        """Wait until there may be something to take. FeederError when that takes too long, counted from *since_s*."""
+        self._tell_freed()
+        try:
+            if self._waiter.wait(ASK_EVERY_S):
+                return
+        except EOFError:
+            raise self._death() from None
+        now = self._clock.monotonic()
+        self._doubt(now - max(since_s, self._heard_s), now - since_s)
 
     def look(self) -> bool:
         """Whether it is ready; waits for nothing. FeederError when it is gone."""
