@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import time
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from stoker.cli.servers import Server, moto_server
 from stoker.store import StoreOptions, connect
 from stoker.testing.fault_proxy import FaultPlan, FaultProxy
 from support_dataset import jpeg, write_shards
+from support_store import random_bytes, until
 
 SAMPLES = 400
 
@@ -42,6 +46,31 @@ def server(shards: Path) -> Iterator[Server]:
 def options(endpoint: str) -> StoreOptions:
     """How to reach it."""
     return StoreOptions(endpoint=endpoint, access_key="testing", secret_key="testing", region="us-east-1")
+
+
+def large(number: int) -> dict[str, bytes]:
+    """So much that a shard of twenty comes in several pieces."""
+    return {"bin": random_bytes(number, 500_000)}
+
+
+@pytest.fixture(scope="module")
+def big(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[int, int]:
+    """60 samples in three shards of 10 MB in s3://bucket/big; the checksum of each."""
+    folder = write_shards(tmp_path_factory.mktemp("big"), 60, shards=3, member=large)
+    store = connect("s3://bucket/big", options=options(server.endpoint))
+    for path in sorted(folder.iterdir()):
+        store.put(path.name, path.read_bytes())
+    return {number: zlib.crc32(large(number)["bin"]) for number in range(60)}
+
+
+def crcs(loader: stoker.Loader) -> dict[int, int]:
+    """Checksum of every sample that was drawn, each once."""
+    seen: dict[int, int] = {}
+    for batch in loader:
+        for sample, data in zip(batch["__index__"].tolist(), batch["bin"], strict=True):
+            assert sample not in seen
+            seen[sample] = zlib.crc32(data)
+    return seen
 
 
 def epoch(loader: stoker.Loader) -> dict[int, tuple[int, str]]:
@@ -109,6 +138,51 @@ def test_a_store_that_is_gone_is_an_error_with_words(server: Server) -> None:
         pytest.raises(stoker.StokerError, match=r"s3://bucket/data"),
     ):
         epoch(loader)
+
+
+IMPATIENT = {"connect_timeout_s": 1.0, "read_timeout_s": 1.0}
+
+
+@pytest.mark.parametrize("silence", [{"hang_rate": 0.4}, {"stall_rate": 0.4}])
+def test_silent_requests_hold_nobody_for_ever(
+    server: Server, big: dict[int, int], tmp_path: Path, silence: dict[str, float]
+) -> None:
+    """Requests that are never answered, or stop in the middle, are made again: while the cache fills, every
+    sample comes once and right, and all of the cache fills."""
+    with FaultProxy("127.0.0.1", server.port, FaultPlan(seed=1)) as proxy:
+        cache = stoker.Cache(tmp_path / "cache")
+        patience = replace(options(proxy.endpoint), deadline_s=60, **IMPATIENT)
+        dataset = stoker.open("s3://bucket/big", cache=cache, options=patience)
+        proxy.plan = FaultPlan(seed=1, **silence)
+        with stoker.Loader(dataset, 4, fields={"bin": bytes}, seed=1) as loader:
+            seen = crcs(loader)
+            until(lambda: cache.status().entries == 3)
+        assert sum(proxy.counts[what] for what in ("hang", "stall")) > 0
+    assert seen == big
+    assert not list((tmp_path / "cache" / "tmp").iterdir())
+
+
+def test_a_store_that_falls_silent_is_an_error(server: Server, big: dict[int, int], tmp_path: Path) -> None:
+    """With nothing answered any more the run ends when the deadline is over, and says what was tried."""
+    with FaultProxy("127.0.0.1", server.port) as proxy:
+        patience = replace(options(proxy.endpoint), deadline_s=4, **IMPATIENT)
+        dataset = stoker.open("s3://bucket/big", cache=stoker.Cache(tmp_path / "cache"), options=patience)
+        proxy.plan = FaultPlan(hang_rate=1.0)
+        begin = time.monotonic()
+        with (
+            pytest.raises(stoker.StokerError, match=r"s3://bucket/big: 'shard_0000\d.tar'.*gave up after"),
+            stoker.Loader(dataset, 4, fields={"bin": bytes}, seed=1) as loader,
+        ):
+            crcs(loader)
+        assert time.monotonic() - begin < 20
+    with stoker.Loader(
+        stoker.open("s3://bucket/big", cache=dataset.cache, options=options(server.endpoint)),
+        4,
+        fields={"bin": bytes},
+        seed=1,
+    ) as loader:
+        assert crcs(loader) == big
+    assert not list((tmp_path / "cache" / "tmp").iterdir()), "what the first run left was not swept"
 
 
 def test_a_shard_that_changed_is_an_error_that_names_both(server: Server) -> None:

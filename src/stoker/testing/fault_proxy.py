@@ -1,4 +1,4 @@
-"""A proxy before a real server that fails on purpose: slow, 503, reset, cut short, corrupt, or a 200 to a range.
+"""A proxy before a real server that fails on purpose: slow, silent, 503, reset, cut short, corrupt, 200 to a range.
 
 What happens to the n-th request is drawn from the plan's seed. Headers pass unchanged (Host too), so signatures hold,
 save for the one fault that needs to drop `Range`: the server behind it must not check signatures.
@@ -42,6 +42,10 @@ class FaultPlan:
     """The body ends early, the connection is closed in good order."""
     corrupt_rate: float = 0.0
     """One byte of the body is another."""
+    hang_rate: float = 0.0
+    """Accepted and never answered: nothing comes, the connection stays open until the proxy ends."""
+    stall_rate: float = 0.0
+    """The body stops in the middle, and the connection stays open."""
     whole_rate: float = 0.0
     """A range is answered 200 with the whole object."""
     corrupt_first: int = 0
@@ -61,6 +65,8 @@ class _Faults:
     truncate: bool
     corrupt: bool
     whole: bool
+    hang: bool
+    stall: bool
     where: float
     """Place in the body, as a share of it."""
 
@@ -73,10 +79,13 @@ class FaultProxy:
         self.plan = plan or FaultPlan()
         """May be replaced while the proxy runs; the draws go on."""
         self.counts: Counter[str] = Counter()
-        """requests, unavailable, reset, truncate, corrupt, whole: what was done so far."""
+        """requests, unavailable, reset, truncate, corrupt, whole, hang, stall: what was done so far."""
         self.sent_bytes: Counter[str] = Counter()
         """Body bytes passed on to clients, by path (percent-encoded, without query)."""
         self._random = random.Random(self.plan.seed)
+        self._silence = random.Random(f"{self.plan.seed} silence")
+        """For itself, so that plans without silence draw what they always drew."""
+        self._ending = threading.Event()
         self._lock = threading.Lock()
         self._free_at_s = 0.0
         self._got: Counter[str] = Counter()
@@ -100,6 +109,7 @@ class FaultProxy:
         return self
 
     def __exit__(self, *failure: object) -> None:
+        self._ending.set()
         self._server.shutdown()
         self._thread.join()
         with self._lock:
@@ -124,13 +134,20 @@ class FaultProxy:
                 self._got[path] += 1
             first = method == "GET" and self._got[path] <= self.plan.corrupt_first
             plan, drawn = self.plan, [self._random.random() for _ in range(6)]
+            hang_chance, stall_chance = self._silence.random(), self._silence.random()
             self.counts["requests"] += 1
         rates = (plan.unavailable_rate, plan.reset_rate, plan.truncate_rate, plan.corrupt_rate, plan.whole_rate)
         harmed = method in plan.methods and plan.paths in path
         unavailable, reset, cut, corrupt, whole = (
             harmed and chance < rate for chance, rate in zip(drawn[:5], rates, strict=True)
         )
-        return _Faults(unavailable, reset, cut, corrupt or (first and harmed), whole, where=drawn[5])
+        hang, stall = harmed and hang_chance < plan.hang_rate, harmed and stall_chance < plan.stall_rate
+        return _Faults(unavailable, reset, cut, corrupt or (first and harmed), whole, hang, stall, where=drawn[5])
+
+    def be_silent(self, what: str) -> None:
+        """Say nothing until the proxy ends."""
+        self.count(what)
+        self._ending.wait()
 
     def pace(self, count: int) -> None:
         """Wait until *count* more bytes may pass under the cap that all connections share."""
@@ -180,6 +197,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         faults = self.owner.draw(self.command, self.path.partition("?")[0])
         time.sleep(self.owner.plan.latency_s)
+        if faults.hang:
+            self.owner.be_silent("hang")
+            self.close_connection = True
+            return
         if faults.unavailable:
             self._unavailable()
             return
@@ -236,11 +257,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD" and answer.status not in (204, 304):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        cut = int(faults.where * len(body)) if faults.reset or faults.truncate else len(body)
+        cut = int(faults.where * len(body)) if faults.reset or faults.truncate or faults.stall else len(body)
         self._send(body[:cut])
         if cut < len(body):
             self.close_connection = True
-            if faults.reset:
+            if faults.stall:
+                self.owner.be_silent("stall")
+            elif faults.reset:
                 self._reset()
             else:
                 self.owner.count("truncate")
