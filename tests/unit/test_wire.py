@@ -56,6 +56,19 @@ def test_the_end_is_an_eof(ends: tuple[socket.socket, socket.socket]) -> None:
         receive(ends[1])
 
 
+def test_last_words_arrive_although_ours_were_never_read(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Who closes a socket with words unread resets it, and the reset is told before what lies in the queue."""
+    send(ends[1], "are you there?")
+    send(ends[0], "last words")
+    send(ends[0], "x" * (INLINE_BYTES_MAX + 1))
+    ends[0].close()
+    assert receive(ends[1], socket.MSG_DONTWAIT)[0] == "last words"
+    assert len(receive(ends[1])[0]) == INLINE_BYTES_MAX + 1
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            receive(ends[1], socket.MSG_DONTWAIT)
+
+
 def test_a_death_is_seen_although_the_socket_is_still_open(ends: tuple[socket.socket, socket.socket]) -> None:
     """A forked process may hold the other end: the pidfd tells."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
