@@ -74,6 +74,13 @@ def stops_itself_at_7(sample: Sample) -> Sample:
     return sample
 
 
+def hangs_at_20(sample: Sample) -> Sample:
+    """A sample that takes a minute."""
+    if sample["__index__"] == 20:
+        time.sleep(60)
+    return sample
+
+
 def doubles(sample: Sample) -> Sample:
     """A new field from an old one."""
     return {"twice": sample["cls"] * 2, "name": sample["__key__"]}

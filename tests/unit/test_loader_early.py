@@ -24,6 +24,7 @@ import stoker
 from stoker.errors import FeederError, SampleError
 from stoker.loader import Loader, early
 from support_dataset import SRC, feeders, jpeg, lanes_of, write_shards
+from support_transforms import hangs_at_20
 
 SAMPLES = 103
 DEADLINE_S = 30.0
@@ -77,10 +78,10 @@ def values(batch: Any) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, plain) else list(value) for name, value in batch.items()}
 
 
-def make(folder: Path, **options: Any) -> Loader:
+def make(folder: Path, rows: int = 8, **options: Any) -> Loader:
     """A loader of images."""
     fields = {"image": stoker.image.RandomResizedCrop(16, flip=True), "cls": int}
-    return Loader(stoker.open(folder), 8, **{"fields": fields, "seed": 5, **options})
+    return Loader(stoker.open(folder), rows, **{"fields": fields, "seed": 5, **options})
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,8 @@ def test_what_is_taken_is_not_consumed(folder: Path) -> None:
 
 def test_a_slot_that_nobody_opened_comes_back(folder: Path) -> None:
     """A batch that is only told of, for a warning belongs to it, and is then not wanted: its slot is not lost."""
-    with make(folder) as loader, warnings.catch_warnings():
+    budget = stoker.Budget(cpus=2, adapt=False)
+    with make(folder, 4, budget=budget) as loader, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         slots = _slots(loader)
         for _ in range(3 * slots):
@@ -131,8 +133,9 @@ def test_a_slot_that_nobody_opened_comes_back(folder: Path) -> None:
                     until(lambda: taken(loader))
                     break
             assert not made(loader)
+            assert len(kept) == slots - 2
         del kept, batch
-        assert sum(len(batch["cls"]) for batch in loader) == SAMPLES // 8 * 8
+        assert len(list(loader)) == SAMPLES // 4
 
 
 def _slots(loader: Loader) -> int:
@@ -263,7 +266,7 @@ def test_a_forked_child_gets_nothing(folder: Path) -> None:
 
 
 def test_a_handler_that_asks_in_the_middle(folder: Path) -> None:
-    """A signal handler may want a report, or close the loader, whatever `next()` and the thread are at."""
+    """A signal handler may want a report, whatever `next()` and the thread are at."""
     with make(folder) as loader:
         reports = []
         before = signal.signal(signal.SIGALRM, lambda *_: reports.append(loader.report()))
@@ -275,6 +278,24 @@ def test_a_handler_that_asks_in_the_middle(folder: Path) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     assert len(reports) > 10
+
+
+def test_a_handler_that_closes_in_the_middle(folder: Path) -> None:
+    """And leaves, while `next()` waits and the thread wants to look."""
+
+    def leave(*_: object) -> None:
+        loader.close()
+        sys.exit(3)
+
+    before = signal.signal(signal.SIGALRM, leave)
+    try:
+        with make(folder, transform=hangs_at_20, shuffle="none") as loader, pytest.raises(SystemExit):
+            for number, _ in enumerate(loader):
+                if number == 1:
+                    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not any(t.name.startswith("stoker-early") for t in threading.enumerate())
 
 
 def test_a_loader_that_is_forgotten_ends(folder: Path) -> None:
