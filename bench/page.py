@@ -11,70 +11,11 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+
+from targets import Lines, rows
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BAR, GAP, LEFT, WIDE = 22, 8, 150, 420
-
-CHECKPOINT = (
-    ("checkpoint: training blocked, against memcpy of the state", "blocked / memcpy", 1.3),
-    ("checkpoint: training blocked, against torch.save", "blocked / torch.save", 0.2),
-    ("checkpoint: training blocked, against dcp.async_save", "blocked / async_save", 1.0),
-    ("checkpoint: durable on the local disk, checksums included, against O_DIRECT writing", "durable / direct", 1.5),
-)
-
-Lines = dict[str, dict[str, Any]]
-
-
-def rivals_of(row: dict[str, Any], key: str, *, skip: tuple[str, ...]) -> float:
-    """The best of the others in a bench's results."""
-    return max(float(one[key]) for name, one in row["results"].items() if name not in skip)
-
-
-def rows(found: Lines) -> list[tuple[str, str, str, str]]:
-    """What, measured, target, bench: the rows of the design's table that were measured."""
-    table = []
-    if "images" in found:
-        table.append(("image epoch, CPU an image against bare decode and resize of the same crops",
-                      f"{found['images']['ratio']:.2f} ×", "≤ 1.08 ×", "images.py"))  # fmt: skip
-    if "rivals" in found:
-        ours = found["rivals"]["results"]["stoker"]["images_per_s"]
-        best = rivals_of(found["rivals"], "images_per_s", skip=("stoker", "floor"))
-        table.append(("image epoch, images/s against the best rival", f"{ours / best:.2f} ×", "≥ 1.4 ×", "rivals.py"))
-    for kind, one in found.get("large", {}).get("kinds", {}).items():
-        if "times_best_rival" in one:
-            table.append((f"photos ≥ 1,000 px, {kind.replace('_', ' ')}, images/s against the best rival",
-                          f"{one['times_best_rival']:.2f} ×", f"≥ {found['large']['targets'][kind]} ×", "large.py"))  # fmt: skip
-    if "tokens" in found:
-        one = found["tokens"]
-        table.append(
-            ("token epoch, GB/s against a bare gather", f"{one.get('of_bare', 0):.2f} ×", "≥ 0.5 ×", "tokens.py")
-        )
-        if "times_best_rival" in one:
-            table.append(
-                ("token epoch, GB/s against the best rival", f"{one['times_best_rival']:.1f} ×", "≥ 8 ×", "tokens.py")
-            )
-    if "stall" in found:
-        ours = found["stall"]["results"]["stoker"]["wait"]
-        table.append(("share of time waiting, supply = 1.2 × demand", f"{ours:.2%}", "≤ 0.5 %", "stall.py"))
-    for latency, one in found.get("cold", {}).get("results", {}).items():
-        far = f"store {float(latency) * 1000:.0f} ms away"
-        for way, name in (("stream", "streamed"), ("cache", "through an empty cache")):
-            table.append((f"cold epoch, {far}, {name}: bytes/s against bare GETs", f"{one[way + '_share']:.2f} ×",
-                          "≥ 0.9 ×", "cold.py"))  # fmt: skip
-            table.append(
-                (f"cold epoch, {far}, {name}: first batch", f"{one[way + '_first_batch']:.2f} s", "≤ 1.5 s", "cold.py")
-            )
-    for what, key, most in CHECKPOINT if "checkpoint" in found else ():
-        table.append((what, f"{found['checkpoint'][key]:.2f} ×", f"≤ {most:g} ×", "checkpoint.py"))
-    if "checkpoint" in found:
-        slower = found["checkpoint"]["step slower by"]["stoker"]
-        table.append(("checkpoint: a Python-heavy step while a save runs, against the same step alone",
-                      f"{slower:.2f} ×", "≤ 1.3 ×", "checkpoint.py"))  # fmt: skip
-    if "pack" in found:
-        table.append(("pack, digests and index included, against copying with fsync",
-                      f"{found['pack']['ratio']:.2f} ×", "≥ 0.7 ×", "pack.py"))  # fmt: skip
-    return table
 
 
 def bars(title: str, values: dict[str, float], unit: str) -> list[str]:
@@ -195,21 +136,22 @@ def page(found: Lines) -> str:
         "medians; photos are the 1,000 of the public EliSchwartz/imagenet-sample-images, large ones those of NVIDIA/DALI_extra (CC0). `others` is the share of the cores that other "
         "processes took meanwhile. For your machine: `make bench-env`, `make bench`.", "",
         "| what | measured | target | bench |", "|---|---|---|---|",
-        *(f"| {what} | {measured} | {target} | `{bench}` |" for what, measured, target, bench in rows(found)),
+        *(f"| {row.what} | {row.measured} | {row.wanted}{'' if row.met else ', missed'} | `{row.bench}` |" for row in rows(found)),
         "", "![stoker and its rivals](benchmarks.svg)", "", *contenders(found), *large(found), *cold(found),
     ]  # fmt: skip
     return "\n".join(text).rstrip() + "\n"
 
 
-def main() -> None:
-    """Read the lines, write both files."""
-    found: Lines = {}
-    for line in Path(sys.argv[1]).read_text().splitlines():
-        if line.startswith("{"):
-            value = json.loads(line)
-            found[value["bench"]] = value
+def write(found: Lines) -> None:
+    """Both files."""
     (DOCS / "benchmarks.md").write_text(page(found))
     (DOCS / "benchmarks.svg").write_text(plot(found))
+
+
+def main() -> None:
+    """From the lines of a file."""
+    lines = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines() if line.startswith("{")]
+    write({line["bench"]: line for line in lines})
 
 
 if __name__ == "__main__":
