@@ -19,6 +19,8 @@ from torch.distributed._composable.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 
 import stoker
+from stoker.checkpoint.tensors import Staging
+from stoker.errors import StokerError
 from support_checkpoint import whole
 
 logging.basicConfig(format="%(message)s")
@@ -115,6 +117,42 @@ def steps(ck: stoker.Checkpointer) -> object:
     return [save.state, str(save.error)]
 
 
+class Broken(torch.nn.Module):
+    """Its state cannot be had at one rank."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("no state at this rank")
+
+
+def alone(ck: stoker.Checkpointer) -> object:
+    """One rank's part fails in its copy, then before it, the value that only rank 0 pickles, and all is well again."""
+    rank, outcomes = dist.get_rank(), []
+    for step in range(1, 5):
+        state: dict[str, Any] = {"w": torch.full((100_000,), float(step)), "n": 0}
+        spoiled = Staging.fill
+        if step == 1 and rank == 1:
+            Staging.fill = Broken.state_dict  # type: ignore[method-assign]  # as memory that cannot be read
+        if step == 2 and rank == 0:
+            state["n"] = object()
+        if step == 3 and rank == 1:
+            state["w"] = Broken()
+        began = time.monotonic()
+        try:
+            save = ck.save(step, state)
+            save.wait(60)
+            outcomes.append((save.state, str(save.error)))
+        except (StokerError, MemoryError) as error:
+            outcomes.append(("raised", str(error)))
+            if step != 3:
+                assert ck._saver.wait_free(60)
+        outcomes[-1] = (*outcomes[-1], time.monotonic() - began)
+        Staging.fill = spoiled  # type: ignore[method-assign]
+        dist.barrier()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, outcomes)
+    return gathered
+
+
 def main() -> None:
     """Run a task."""
     dist.init_process_group("gloo")
@@ -123,7 +161,7 @@ def main() -> None:
     if "--apart" in sys.argv:  # as on nodes with a disk each
         local = BOX / f"node{dist.get_rank() * 2 // dist.get_world_size()}"
     remote = str(BOX / "far") if "--remote" in sys.argv else None
-    tasks = {"fsdp": fsdp, "leaves": leaves, "trouble": trouble, "steps": steps}
+    tasks = {"fsdp": fsdp, "leaves": leaves, "trouble": trouble, "steps": steps, "alone": alone}
     with stoker.Checkpointer(local, remote, keep=5, timeout_s=float(os.environ.get("PEERS_S", "20"))) as ck:
         result = tasks[sys.argv[1]](ck)
         if remote is not None:

@@ -192,3 +192,15 @@ def test_a_disk_of_one_rank_that_dies(tmp_path: Path) -> None:
         outcomes, failures, resumed, first, second = forked("dying", tmp_path)
     assert len(outcomes) == failures == 2 and all("rank 1: " in words for words in outcomes)
     assert resumed == 1 and first == [1, 4] and second[-1] == 4
+
+
+def test_a_rank_that_cannot_save_holds_up_nobody(tmp_path: Path) -> None:
+    """Its copy fails, or a value of its, or its state: the others hear it at once where they had agreed, within the
+    deadline where they had not; and the next save of all works."""
+    one, two, three, four = zip(*result(launch(tmp_path, 2, "alone", peers_s=5)), strict=True)
+    assert [state for state, *_ in one] == ["failed", "raised"] and "no state at this rank" in one[0][1]
+    assert [state for state, *_ in two] == ["raised", "failed"] and "foreign code" in two[1][1]
+    assert all(spent_s < 4 for _, _, spent_s in (*one, *two))
+    assert "committed" not in [state for state, *_ in three]
+    assert [state for state, *_ in four] == ["committed"] * 2, four
+    assert [attempt.attempt.step for attempt in seen(tmp_path / "ck")] == [4]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
-import weakref
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -24,11 +24,23 @@ from stoker.checkpoint.lineage import Lineage
 from stoker.checkpoint.manifest import FileEntry, Manifest
 from stoker.checkpoint.names import LOADER, METADATA, objects_file, own_of_rank
 from stoker.checkpoint.peers import find_peers, find_place
-from stoker.checkpoint.planning import Planning, torch_part
+from stoker.checkpoint.planning import Planning, load_part, torch_part
 from stoker.checkpoint.resume import choose, untouched
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import WRITE_S_MAX, Save, Saver, Staged, entries_of
-from stoker.checkpoint.values import HasState, Resumed, Status, choice, finite, json_of, places, positive, put_back
+from stoker.checkpoint.values import (
+    HasState,
+    Resumed,
+    Status,
+    choice,
+    finite,
+    json_of,
+    not_forked,
+    own_of,
+    places,
+    positive,
+    put_back,
+)  # fmt: skip
 from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
 from stoker.clock import SYSTEM
 from stoker.errors import CheckpointError
@@ -91,9 +103,9 @@ class Checkpointer:
         self._description: tuple[Any, Any, bytes] | None = None
         self._last: Save | None = None
         self._handed_over: Save | None = None
-        self._saving = self._closed = False
+        self._turns: dict[str, object] = {}
+        self._closed, self._pid = False, os.getpid()
         self._owner = owner_token()
-        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._committed: str | None = None
         self._protected_s: float | None = None
         self._rounds = 0
@@ -123,14 +135,17 @@ class Checkpointer:
         position belongs to the same commit. *per_rank* is for what differs between ranks, such as random states.
         UsageError for what could not be resumed; CheckpointError when too many saves failed in a row.
         """
-        began_s = SYSTEM.monotonic()
-        if self._saving:
-            raise CheckpointError("`save` was called inside `save`", "in a signal handler call `wait`, not `save`")
-        self._saving = True
+        began_s, turn = SYSTEM.monotonic(), object()
         try:
+            if self._turns.setdefault("save", turn) is not turn:  # one step, whatever signals and threads do
+                raise CheckpointError(
+                    "`save` was called inside `save`, or by two threads at once",
+                    "in a signal handler call `wait`, not `save`; let one thread save",
+                )
             save = self._save(step, state, loader, metrics, per_rank, began_s)
         finally:
-            self._saving = False
+            if self._turns.get("save") is turn:
+                self._turns.clear()
         if self._mode == "sync":
             save.wait()
             save.blocked_s = SYSTEM.monotonic() - began_s
@@ -144,28 +159,37 @@ class Checkpointer:
     ) -> Save:  # fmt: skip
         """Agree, copy, hand over."""
         self._check_failures()
+        self._planning.turn()
         tensors = torch_part()
         planner = tensors.flat(tensors.plain_state(state), self._peers.rank == 0)
         rank, small, kept = self._peers.rank, {}, finite(metrics)
         if loader is not None and rank == 0:
             small[LOADER] = json_of(loader)
         if per_rank is not None:
-            small[own_of_rank(rank)] = _load_part().own_bytes(per_rank)
-        attempt, skipped = self._planning.agree(step, planner)
+            small[own_of_rank(rank)] = load_part().own_bytes(per_rank)
+        attempt, renew, skipped = self._planning.agree(step, planner)
         if attempt is None:
             return self._skip(step, skipped, began_s)
-        plan, staging = self._planning.plan, self._planning.staging
-        objects, index = tensors.objects_of(plan, planner)
-        small |= {objects_file(rank): objects} if objects else {}
-        job = WriteJob(self.root / attempt.name, rank, plan.layout.files, small, self._owner)
-        image = (staging.serial, staging.descriptor, staging.nbytes)
-        with self._saver.ahead(job, image) as copied:
-            staging.fill(planner, tensors.guarded_by_optimizers(state) if staging.pinned else frozenset(), copied)
-        self._guard(state)
-        save = Save(step, attempt.name, SYSTEM.monotonic() - began_s)
-        self._saver.submit(Staged(save, attempt, job, index, image, began_s, staging.settle, kept))
+        save, folder = Save(step, attempt.name), self.root / attempt.name
+        nothing = WriteJob(folder, rank, (), {}, self._owner)
+        staged = Staged(save, attempt, nothing, [], (-1, -1, 0), began_s, lambda: None, kept)
+        with contextlib.ExitStack() as undo:
+            undo.push(lambda kind, error, trace: self._saver.refuse(staged, error))
+            if renew:
+                self._planning.renew(planner)
+            staged = self._described(staged, planner, small)
+            self._saver.take(staged, functools.partial(self._planning.fill, planner, state))
         self._last = self._handed_over = save  # not before: a signal handler that waits would wait for this very call
         return save
+
+    def _described(self, staged: Staged, planner: Any, small: dict[str, bytes]) -> Staged:
+        """The same with all that is to be written of it."""
+        tensors, plan, staging = torch_part(), self._planning.plan, self._planning.staging
+        objects, index = tensors.objects_of(plan, planner)
+        small |= {objects_file(self._peers.rank): objects} if objects else {}
+        job = replace(staged.job, files=plan.layout.files, small=small)
+        image = (staging.serial, staging.descriptor, staging.nbytes)
+        return replace(staged, job=job, objects=index, image=image, settle=staging.settle)
 
     def _check_failures(self) -> None:
         self._saver.check_alive()
@@ -187,13 +211,6 @@ class Checkpointer:
             self._poke()
             SYSTEM.sleep(ROOM_S)
         return None
-
-    def _guard(self, state: Mapping[str, Any]) -> None:
-        """Let optimizers wait for copies that still run, even when `before_optimizer_step` is not called."""
-        for value in state.values():
-            if hasattr(value, "register_step_pre_hook") and value not in self._hooked:
-                self._hooked.add(value)
-                value.register_step_pre_hook(functools.partial(_before_step, weakref.ref(self)))
 
     def _skip(self, step: int, reason: str, began_s: float) -> Save:
         if self._on_full == "raise":
@@ -245,7 +262,8 @@ class Checkpointer:
             "checkpoint_committed", step=save.step, name=save.name, blocked_s=round(save.blocked_s, 6),
             durable_s=round(save.durable_s or 0.0, 6), bytes=manifest.nbytes,
         )  # fmt: skip
-        self._poke()
+        if self._household is not None:
+            self._household.saved()
 
     def _poke(self) -> None:
         """Let the keeper look."""
@@ -279,7 +297,7 @@ class Checkpointer:
         *state* nothing is loaded: the folder is told. *strict*: names in the state and in the checkpoint must be the
         same. CheckpointError when checkpoints exist, or may exist on a tier that does not answer, and none can be used.
         """
-        part = _load_part() if state is not None else None
+        part = load_part() if state is not None else None
         kept: dict[str, Any] = {}
 
         def check(folder: Path, manifest: Manifest) -> list[str]:
@@ -289,6 +307,8 @@ class Checkpointer:
             kept["target"] = part.target_of(state, kept["opened"])
             return list(part.problems(state, kept["target"], kept["opened"], strict=strict))
 
+        not_forked(self._pid)
+        self._saver.wait_free(None)  # the plan and its memory may be made anew below
         self._rounds += 1
         with untouched(state) if state is not None else contextlib.nullcontext():
             chosen = choose(
@@ -305,24 +325,11 @@ class Checkpointer:
                 part.load(state, kept["target"], kept["opened"])
                 tensors = torch_part()
                 self._planning.prepare(tensors.flat(tensors.plain_state(state), self._peers.rank == 0))
-            own = self._own(folder, manifest)
+            own = own_of(self._peers.rank, self._peers.world_size, folder, manifest)
         self._line.follow(manifest, rewound=step is not None)
         self._poke()
         self._note("checkpoint_resumed", step=manifest.step, name=manifest.attempt, folder=str(folder))
         return Resumed(manifest.step, manifest.attempt, folder, manifest.metrics, position, own, manifest.world_size)
-
-    def _own(self, folder: Path, manifest: Manifest) -> Any:
-        """What this rank kept for itself, if there are as many ranks as then."""
-        name, listed = own_of_rank(self._peers.rank), {entry.name for entry in manifest.files}
-        if not any(one.startswith("rank/") for one in listed):
-            return None
-        if manifest.world_size != self._peers.world_size:
-            _log.warning(
-                "stoker: resume: per_rank values are dropped: saved by %d ranks, now %d",
-                manifest.world_size, self._peers.world_size,
-            )  # fmt: skip
-            return None
-        return _load_part().own_value((folder / name).read_bytes()) if name in listed else None
 
     # --- the end of things ---
 
@@ -342,6 +349,7 @@ class Checkpointer:
     def _everywhere(self, seconds: float | None) -> bool:
         """Wait until the newest committed checkpoint is on every remote, as far as this rank can know."""
         name = self._committed
+        not_forked(self._pid)
         if name is None or self._household is None or not self._remotes:
             return True
         return self._household.wait_for(
@@ -352,20 +360,19 @@ class Checkpointer:
         """Where saving stands."""
         house = self._household
         report = house.report if house is not None else None
-        remotes = tuple((one.url, one.newest, one.trouble) for one in report.remotes) if report is not None else ()
         return Status(
             committed=self._committed,
             writing=self._saver.busy,
             failures=self._saver.failures,
             last=self._last,
-            remotes=remotes,
+            remotes=house.remotes() if house is not None else (),
             pending_uploads=sum(len(one.pending) for one in report.remotes) if report is not None else 0,
             protected_age_s=None if self._protected_s is None else SYSTEM.monotonic() - self._protected_s,
         )
 
     def close(self, seconds: float = CLOSE_S_MAX) -> None:
         """Wait until the last save is durable everywhere, at most *seconds*, then end the background processes."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a forked child ends; what it sees belongs to its parent
             return
         self._closed = True
         until_s = SYSTEM.monotonic() + seconds
@@ -386,15 +393,3 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(CLOSE_S_MAX if kind is None else IDLE_S_MAX)
-
-
-def _before_step(owner: weakref.ref[Checkpointer], *arguments: object) -> None:
-    """An optimizer's hook, which must not keep a Checkpointer alive."""
-    checkpointer = owner()
-    if checkpointer is not None:
-        checkpointer.before_optimizer_step()
-
-
-def _load_part() -> Any:
-    """The file that loads tensors: imported when something is resumed."""
-    return importlib.import_module("stoker.checkpoint.load")

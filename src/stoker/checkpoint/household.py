@@ -1,4 +1,8 @@
-"""The trainer's line to the keeper: pokes it after each commit, keeps its latest report, starts it again."""
+"""The trainer's line to the keeper: pokes it after each commit, keeps its latest report, starts it again.
+
+It is never given up: without a keeper nothing is uploaded and the local disk fills, for as long as a run may last. One
+that dies again and again is started after growing pauses, and every checkpoint that is saved meanwhile says so.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,21 @@ import threading
 from collections.abc import Callable
 
 from stoker.checkpoint.helper import Helper
-from stoker.checkpoint.keeper import KeeperJob, Report
+from stoker.checkpoint.keeper import KeeperJob, RemoteReport, Report
 from stoker.errors import CheckpointError
 
 RESTART_S = 2.0
 """Seconds between two tries to start a keeper where the system has no process or descriptors left."""
 _log = logging.getLogger("stoker.checkpoint")
 DEATHS_MAX = 5
-"""Keepers that die one after the other without a report, after which none is started any more."""
+"""Keepers that die one after the other without a report and are replaced at once; from then on with pauses."""
+PAUSE_S_MAX = 600.0
+
+
+def pause_s(died: int) -> float:
+    """Seconds until the next keeper, when so many died one after the other without a report."""
+    late = died - DEATHS_MAX
+    return min(PAUSE_S_MAX, RESTART_S * 2.0 ** min(late, 30)) if late >= 0 else 0.0
 
 
 class Household:
@@ -28,7 +39,8 @@ class Household:
         self.report: Report | None = None
         """The latest, None before the first."""
         self.trouble: str | None = None
-        """Why the last cycle could not be finished; None when it was."""
+        """Why the last cycle could not be finished, or nobody does any; None when it was."""
+        self._down = False
         self.deaths = 0
         self._asked = self._sent = self._answered = 0
         self._keeper = self._start()
@@ -46,12 +58,24 @@ class Household:
             self._asked += 1
             self._send()
 
+    def saved(self) -> None:
+        """There is a new checkpoint: look; and if there is nobody to look, say so each time."""
+        if self._down:
+            _log.error("stoker: no uploads and no clean-up: %s; another is tried after a pause", self.trouble)
+        self.poke()
+
     def _send(self) -> None:
         """Send the latest question unless one is unanswered: a keeper in a long upload must not fill the socket."""
         if self._sent <= self._answered < self._asked:
             self._sent = self._asked
             with contextlib.suppress(EOFError):
                 self._keeper.tell(("look", self._sent))
+
+    def remotes(self) -> tuple[tuple[str, str | None, str | None], ...]:
+        """For each remote: URL, newest checkpoint that is complete and verified there, what is wrong."""
+        empty = tuple(RemoteReport(url, None, (), None) for url in self._job.remotes)
+        told = self.report.remotes if self.report is not None else empty
+        return tuple((one.url, one.newest, one.trouble or self.trouble) for one in told)
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until the keeper has looked at all that it was told of."""
@@ -99,17 +123,23 @@ class Household:
                 self._take(*heard[1])
 
     def _again(self, died: int) -> bool:
-        """Start a new keeper, unless they die one after the other."""
+        """Start a new keeper, after a pause if they die one after the other; false when this is closed before."""
         with self._changed:
             if self._closing:
                 return False
             self.deaths += 1
-            words = self._keeper.last_words()
+            self.trouble = self._keeper.last_words()
             self._keeper.close()
-            if died >= DEATHS_MAX:
-                _log.error("stoker: %s, %d times in a row: no uploads and no clean-up any more", words, died)
-                return False
-            _log.warning("stoker: %s; started again", words)
+            pause = pause_s(died)
+            if pause:
+                self._down = True
+                _log.error(
+                    "stoker: %s, %d times in a row: no uploads and no clean-up; tried again in %.0f s",
+                    self.trouble, died, pause,
+                )  # fmt: skip
+                self._changed.wait_for(lambda: self._closing, pause)
+            else:
+                _log.warning("stoker: %s; started again", self.trouble)
             return self._started_again()
 
     def _started_again(self) -> bool:
@@ -129,9 +159,12 @@ class Household:
         with self._changed:
             self._answered = asked
             self._send()
+            self._down = False
             if isinstance(value, Report):
                 self.report, self.trouble = value, None
             else:
+                if self.trouble != str(value):
+                    _log.warning("stoker: checkpoints cannot be looked after: %s; tried again", value)
                 self.trouble = str(value)
             self._changed.notify_all()
         if isinstance(value, Report):

@@ -7,8 +7,10 @@ missing.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +28,16 @@ def torch_part() -> Any:
     return importlib.import_module("stoker.checkpoint.tensors")
 
 
+def kinds_part() -> Any:
+    """The file that says what can be saved: imported when something is saved."""
+    return importlib.import_module("stoker.checkpoint.kinds")
+
+
+def load_part() -> Any:
+    """The file that loads tensors: imported when something is resumed."""
+    return importlib.import_module("stoker.checkpoint.load")
+
+
 class Planning:
     """A rank's plan and staging memory, kept in step with its peers'."""
 
@@ -33,15 +45,21 @@ class Planning:
         self._peers, self._number, self._cannot = peers, first_number, cannot
         self._timeout_s, self._patience_s = timeout_s, patience_s
         self._rounds = 0
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self.plan: Any = None
         self.staging: Any = None
 
-    def agree(self, step: int, planner: Any) -> tuple[Attempt | None, str]:
-        """The attempt's name, the same on every rank, with a plan and free staging memory; or None and why to skip."""
-        signature = torch_part().signature_of(planner)
+    def turn(self) -> None:
+        """A call of all ranks begins: counted before anything of it can fail on one of them, or that rank would answer
+        the questions of the call before from then on."""
+        self._rounds += 1
+
+    def agree(self, step: int, planner: Any) -> tuple[Attempt | None, bool, str]:
+        """The attempt's name, the same on every rank, and whether to `renew`; or None and why to skip."""
+        signature = kinds_part().signature_of(planner)
         changed = self.plan is None or self.plan.signature != signature
         mine = (step, changed, self._cannot(0 if changed else self.plan.layout.nbytes))
-        topic = self._topic("agree")
+        topic = f"agree/{self._rounds}"
         verdict: tuple[Attempt | None, bool, str] = (None, False, "")
         try:
             hellos = self._peers.gather(topic, mine, self._patience_s)
@@ -49,20 +67,19 @@ class Planning:
                 verdict = self._judge(hellos)
         except CheckpointError as error:
             verdict = (None, False, error.message)
-        attempt, replan, reason = self._peers.spread(topic, verdict, 2 * self._patience_s)
-        if attempt is not None and replan:
-            self._replan(planner, signature, topic)
-        return attempt, reason
+        attempt, renew, reason = self._peers.spread(topic, verdict, 2 * self._patience_s)
+        return attempt, renew, reason
+
+    def renew(self, planner: Any) -> None:
+        """Make the plan anew, and its staging memory. A call of all ranks that agreed on it."""
+        self._replan(planner, kinds_part().signature_of(planner), f"agree/{self._rounds}")
 
     def prepare(self, planner: Any) -> None:
         """Plan and touch the staging memory now, so that the first save is as quick as any. A call of all ranks."""
-        signature = torch_part().signature_of(planner)
+        self.turn()
+        signature = kinds_part().signature_of(planner)
         if self._peers.world_size > 1 or self.plan is None or self.plan.signature != signature:
-            self._replan(planner, signature, self._topic("prepare"))
-
-    def _topic(self, kind: str) -> str:
-        self._rounds += 1
-        return f"{kind}/{self._rounds}"
+            self._replan(planner, signature, f"prepare/{self._rounds}")
 
     def _judge(self, hellos: Sequence[tuple[int, bool, str | None]]) -> tuple[Attempt | None, bool, str]:
         """At rank 0: go on or skip, and whether to plan anew."""
@@ -93,6 +110,15 @@ class Planning:
             ) from error
         self.plan = plan  # last: without staging memory there is none, and the next save plans anew
 
+    def fill(self, planner: Any, state: Mapping[str, Any], copied: Callable[[int], None]) -> None:
+        """Copy the state. For what still runs then on a GPU its optimizers wait, even when nobody tells them to."""
+        guarded = torch_part().guarded_by_optimizers(state) if self.staging.pinned else frozenset()
+        self.staging.fill(planner, guarded, copied)
+        for value in state.values():
+            if hasattr(value, "register_step_pre_hook") and value not in self._hooked:
+                self._hooked.add(value)
+                value.register_step_pre_hook(functools.partial(_before_step, weakref.ref(self)))
+
     def guard(self) -> None:
         """Let what comes next on this GPU wait until the copies of the last save are done."""
         if self.staging is not None:
@@ -104,3 +130,10 @@ class Planning:
             self.staging.close()
             self.staging = None
         self.plan = None
+
+
+def _before_step(owner: weakref.ref[Planning], *arguments: object) -> None:
+    """An optimizer's hook, which must not keep a Checkpointer's staging memory alive."""
+    planning = owner()
+    if planning is not None:
+        planning.guard()

@@ -3,15 +3,20 @@
 The thread only waits: for the writing process, then for the other ranks. A writing process that died is started again
 and the save is resubmitted, since what it needs lies in this process's memory. No failure is lost: it is on the save
 itself, in `status()`, in the run log, and a warning says it; after several in a row the next `save` raises.
+
+Ctrl-C may raise at any point of the training thread's part. So that part takes no lock that it could leave closed; a
+save changes hands in one step, and whatever stops it before that takes it back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +34,8 @@ WRITE_S_MAX = 3600.0
 """Seconds after which a disk that does not finish a write counts as lost."""
 TOLD_MAX = 64
 """How often the writing process is told of copied bytes at most: a full socket would hold up training."""
+LOOK_S = 1.0
+"""Seconds after which whoever waits for a save looks for himself: Ctrl-C may end a waiter that had the gate open."""
 WRITER_TRIES = 3
 """How often one save is given to a new writing process when the last one died over it."""
 SaveState = Literal["writing", "committed", "failed", "skipped"]
@@ -60,12 +67,23 @@ class Save:
     _gate: threading.Lock = field(default_factory=_closed_gate, repr=False, compare=False)
     """Closed until it is decided. No Event: a signal handler that waits as well, and came while its own thread was
     inside the Event, would wait for that thread, which is itself."""
+    _pid: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is decided; whether it is committed locally. A signal handler may call it, too."""
-        seconds = -1 if seconds is None else min(max(0.0, seconds), threading.TIMEOUT_MAX)
-        if self.state == "writing" and self._gate.acquire(timeout=seconds):
-            self._gate.release()
+        """Wait until it is decided; whether it is committed locally. A signal handler may call it, too. CheckpointError
+        in a forked child, which would never hear."""
+        until_s = None if seconds is None else SYSTEM.monotonic() + max(0.0, seconds)
+        while self.state == "writing":
+            if os.getpid() != self._pid:
+                raise CheckpointError(
+                    f"step {self.step}: process {self._pid} saves it, of which this one, {os.getpid()}, was forked",
+                    "wait there; a forked child never hears how it ends",
+                )
+            left_s = LOOK_S if until_s is None else min(LOOK_S, until_s - SYSTEM.monotonic())
+            if self._gate.acquire(timeout=max(0.0, left_s)):
+                self._gate.release()
+            elif until_s is not None and SYSTEM.monotonic() >= until_s:
+                break
         return self.state == "committed"
 
     def end(self, state: SaveState, error: StokerError | None = None) -> None:
@@ -92,8 +110,14 @@ class Staged:
     began_s: float
     settle: Callable[[], None]
     metrics: Mapping[str, float]
+    refused: str | None = None
+    """Why this rank has nothing to save: the others shall hear it at once, not wait for its files."""
+    claim: threading.Lock = field(default_factory=threading.Lock)
+    """Who closes it decides what becomes of the save: the thread that takes it home, or whoever takes it back."""
 
 
+Copied = Callable[[int], None]
+"""Says how many bytes of the staging memory have their content."""
 Finish = Callable[[Staged, list[Any]], Manifest]
 """At rank 0: commit what all ranks have written; given every rank's ("written", entries, objects)."""
 Copy = Callable[[Staged, Manifest], None]
@@ -111,8 +135,8 @@ class Saver:
         self._writer: Helper | None = Helper("write")
         self._image: int | None = None
         self._begun: WriteJob | None = None  # what the writing process has begun with, ahead of its save
-        self._waiting: Staged | None = None
-        self._changed = threading.Condition()
+        self._inbox: queue.SimpleQueue[Staged | None] = queue.SimpleQueue()
+        self._current: Save | None = None  # not the staged one, which holds staging memory
         self._closing = False
         self._left: list[Path] = []  # failed attempts that could not be removed: tried again at the next save
         self.failures = 0
@@ -125,12 +149,11 @@ class Saver:
     @property
     def busy(self) -> bool:
         """Whether staging memory is in use."""
-        with self._changed:
-            return self._waiting is not None
+        return self._current is not None and self._current.state == "writing"
 
     def check_alive(self) -> None:
         """CheckpointError where nothing can be saved any more: a forked child would write into its parent's memory."""
-        if not self._thread.is_alive():
+        if self._closing or not self._thread.is_alive():
             raise CheckpointError(
                 "this Checkpointer was closed, or made by another process, or its saving thread has ended",
                 "make one in the process that saves; a thread's last words are on stderr",
@@ -138,15 +161,45 @@ class Saver:
 
     def wait_free(self, seconds: float | None) -> bool:
         """Wait until staging memory is free; where nothing is saved any more, there is nothing to wait for."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None or not self._thread.is_alive(), seconds)
+        if self._current is not None and self._thread.is_alive():
+            self._current.wait(seconds)
+        return not self.busy or not self._thread.is_alive()
 
-    @contextlib.contextmanager
-    def ahead(self, job: WriteJob, image: Image) -> Iterator[Callable[[int], None]]:
-        """Let the writing process begin while the state is being copied; what is given says how many bytes are.
+    def take(self, staged: Staged, fill: Callable[[Copied], None]) -> None:
+        """Have *fill* copy the state, while the writing process begins with what is there already; then take the save
+        over: the staging memory is in use from now on. Whatever this raises, the caller calls `refuse`."""
+        fill(self._begin(staged))
+        staged.save.blocked_s = self._clock.monotonic() - staged.began_s
+        self._current = staged.save
+        self._inbox.put(staged)
 
-        When copying fails, what was written goes. A writing process that is dead is noticed later, by who needs it."""
-        nbytes, told, writer = image[2], 0, self._writer
+    def refuse(self, staged: Staged, error: BaseException | None) -> None:
+        """Upon an error take a save back, unless it changed hands already; other ranks hear at once that this one's
+        part is missing."""
+        if error is None or not staged.claim.acquire(blocking=False):
+            return
+        reason = f"step {staged.save.step}: the state could not be copied: {type(error).__name__}: {error}"
+        if self._peers.world_size == 1:
+            staged.save.end("failed", CheckpointError(reason))
+            self._give_up(staged.job)
+            return
+        try:
+            self._give_up(staged.job)
+        finally:
+            self._inbox.put(replace(staged, refused=reason, claim=threading.Lock()))
+            self._current = staged.save
+
+    def _begin(self, staged: Staged) -> Copied:
+        """Let the writing process begin. One that is dead is noticed later, by who needs it."""
+        if self._begun is not None:  # the last call's, which was interrupted even while it took that back
+            self._give_up(self._begun)
+        job, nbytes, told, writer = staged.job, staged.image[2], 0, self._writer
+        if writer is not None:
+            self._begun = job  # before it is told: an interruption between the two must not leave it to itself
+            try:
+                self._tell(writer, job, staged.image, staged=0)
+            except EOFError:
+                self._begun = None
 
         def copied(count: int) -> None:
             nonlocal told
@@ -155,26 +208,18 @@ class Saver:
                 with contextlib.suppress(EOFError):
                     writer.tell(("staged", count))
 
-        with contextlib.suppress(EOFError):
-            if writer is not None:
-                self._tell(writer, job, image, staged=0)
-                self._begun = job
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._give_up, job)
-            yield copied
-            undo.pop_all()
+        return copied
 
     def _give_up(self, job: WriteJob) -> None:
         """What was begun ahead will not be saved."""
-        self._drop()
-        self._left += [] if discard(job.folder) else [job.folder]
+        self._left.append(job.folder)  # first: whatever interrupts this, the next save removes it
+        if self._begun is not None:
+            self._drop()
+        self._clear()
 
-    def submit(self, staged: Staged) -> None:
-        """Take over a staged save; the staging memory is in use from now on."""
-        with self._changed:
-            assert self._waiting is None
-            self._waiting = staged
-            self._changed.notify_all()
+    def _clear(self) -> None:
+        """Remove failed attempts, as far as the disk lets us."""
+        self._left = [folder for folder in self._left if not discard(folder)]
 
     def writer_pid(self) -> int | None:
         """Process id of the writing process."""
@@ -182,35 +227,31 @@ class Saver:
 
     def close(self) -> None:
         """End the thread and the writing process; a save under way is given up."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._closing = True
+        self._inbox.put(None)
         if self._writer is not None:
             self._writer.close()
         self._thread.join(5)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                if self._closing:
-                    if self._waiting is not None:
-                        self._waiting.save.end("failed", CheckpointError("the Checkpointer was closed"))
-                    return
-                staged = self._waiting
-            assert staged is not None
+        while self._serve(self._inbox.get()):
+            pass  # holds no save, and so no staging memory, while it waits for the next
+
+    def _serve(self, staged: Staged | None) -> bool:
+        """Bring one save home; false when this is closed."""
+        if staged is None:
+            return False
+        if staged.claim.acquire(blocking=False):
             try:
                 self._bring_home(staged)
             finally:  # a fault of ours ends this thread, but leaves nobody waiting
                 if staged.save.state == "writing":
                     staged.save.end("failed", CheckpointError(f"step {staged.save.step}: the saving thread ended"))
-                with self._changed:
-                    self._waiting = None
-                    self._changed.notify_all()
+        return True
 
     def _bring_home(self, staged: Staged) -> None:
         """Write, vote, commit; whatever happens, the save is decided at the end."""
-        self._left = [folder for folder in self._left if not discard(folder)]
+        self._clear()
         vote = self._written(staged)
         wrote_s = self._clock.monotonic() - staged.began_s
         try:
@@ -253,7 +294,8 @@ class Saver:
 
     def _failed(self, staged: Staged, error: StokerError) -> None:
         if not isinstance(error, UndecidedError):
-            self._left = [folder for folder in (*self._left, staged.job.folder) if not discard(folder)]
+            self._left.append(staged.job.folder)
+            self._clear()
         self.failures += 1
         _log.warning("stoker: %s", error)
         self.on_end(staged, None)
@@ -263,6 +305,8 @@ class Saver:
 
     def _written(self, staged: Staged) -> tuple[Any, ...]:
         """This rank's vote: ("written", entries, objects) or ("failed", reason)."""
+        if staged.refused is not None:
+            return "failed", staged.refused
         staged.settle()
         for _ in range(WRITER_TRIES):
             try:

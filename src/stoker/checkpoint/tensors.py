@@ -1,4 +1,4 @@
-"""One of the two files here that import torch: from what training holds to bytes in staging memory.
+"""One of the files here that import torch: from what training holds to bytes in staging memory.
 
 `Plan` is made once for as long as names, shapes and types stay: torch.distributed.checkpoint's own planner says which
 rank writes which piece, `layout` says where it lies. After that a save is `Staging.fill`: one copy a tensor into memory
@@ -9,6 +9,7 @@ another rank.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import mmap
@@ -25,7 +26,6 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import is_lazy
 
 from stoker.checkpoint import shortcut
 from stoker.checkpoint.archive import ALIGN_BYTES, PICKLE_PROTOCOL, Shell, is_plain, plain_archive, shell
@@ -199,20 +199,6 @@ def flat(state: Mapping[str, Any], coordinator: bool) -> DefaultSavePlanner:
     return planner
 
 
-def signature_of(planner: DefaultSavePlanner) -> tuple[object, ...]:
-    """Equal as long as names, shapes, types and placements are: then the plan stays."""
-    found: list[object] = []
-    for name, value in planner.state_dict.items():
-        if isinstance(value, torch.Tensor) and (value.is_meta or value.is_quantized or is_lazy(value)):
-            raise UsageError(f"{name}: only tensors with memory of their own can be saved, not meta, lazy or quantized")
-        if isinstance(value, DTensor):
-            mesh = value.device_mesh
-            found.append((name, value.shape, value.dtype, value.placements, mesh.mesh_dim_names, mesh.shape))
-        else:
-            found.append((name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else name)
-    return tuple(found)
-
-
 def global_plan(planner: DefaultSavePlanner, offers: Sequence[SavePlan]) -> list[Plan]:
     """What each rank writes; the first plan, the coordinator's, knows where all lies."""
     taken: set[str] = set()
@@ -243,8 +229,7 @@ _shells: dict[tuple[torch.dtype, torch.Size], Shell] = {}
 
 def _shell_of(item: WriteItem) -> Shell:
     data = item.tensor_data
-    if data is None or data.properties.layout != torch.strided:
-        raise UsageError(f"{item.index.fqn}: only dense tensors can be saved", "save sparse tensors by their parts")
+    assert data is not None and data.properties.layout == torch.strided  # see kinds.check_kind
     key = (data.properties.dtype, data.chunk.sizes)
     if key not in _shells:
         # Its pages are never touched, so a tensor of any size costs nothing here.
@@ -265,13 +250,16 @@ class Staging:
         self.serial = next(_serials)
         self.nbytes = plan.layout.nbytes
         self.pinned = pin
-        self.descriptor = -1
+        self.descriptor, self._owner = -1, os.getpid()
         self._locked: PageLocked | None = None
         self._stream: Any = None
         self._copied: Any = None
         self._views: list[torch.Tensor | None] = []
         if self.nbytes:
-            self._allocate(pin)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.close)
+                self._allocate(pin)
+                undo.pop_all()
 
     def _allocate(self, pin: bool) -> None:
         free = memory_bytes_free()
@@ -343,12 +331,14 @@ class Staging:
             copied.synchronize()
 
     def close(self) -> None:
-        """Give the memory back; the writing process keeps its own mapping."""
+        """Give the memory back, even where the writing process still maps it: the next one may need the room."""
         self.settle()
         if self._locked is not None:
             self._locked.close()
         self._views = []
         if self.descriptor >= 0:
+            if os.getpid() == self._owner:
+                os.ftruncate(self.descriptor, 0)
             os.close(self.descriptor)
             self.descriptor = -1
 

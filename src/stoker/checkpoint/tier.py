@@ -21,11 +21,13 @@ from stoker.checkpoint.names import COMMITTED, DAMAGED, MANIFEST, NODE, OWNER, P
 from stoker.checkpoint.retention import Held
 from stoker.errors import CheckpointError, NotFoundError, StoreError, UsageError
 from stoker.flow import parallel_map
-from stoker.store import ByteRange, HasPaths, Store, innermost
+from stoker.store import ByteRange, HasPaths, ObjectInfo, Store, innermost
 
 PIECE_BYTES = 8 << 20
 PIECES_AT_ONCE = 4
 FILES_AT_ONCE = 4
+LISTS_MAX = 100
+"""How often a folder is listed in which others delete at the same time: each turn finds fewer to trip over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Tier:
     def look(self) -> list[Seen]:
         """Every attempt there, oldest first."""
         found: dict[Attempt, dict[str, int]] = {}
-        for info in self.store.list("step-"):
+        for info in self._listed():
             folder, _, rest = info.key.partition("/")
             attempt = Attempt.parse(folder)
             if attempt is not None and rest:
@@ -88,6 +90,13 @@ class Tier:
                 if attempt is not None and path.is_dir():
                     found.setdefault(attempt, {})
         return [self._seen(attempt, found[attempt]) for attempt in sorted(found)]
+
+    def _listed(self) -> list[ObjectInfo]:
+        """All files. Where somebody deletes a folder of a disk while it is being listed, it is listed again."""
+        for _ in range(LISTS_MAX - 1):
+            with contextlib.suppress(NotFoundError):
+                return list(self.store.list("step-"))
+        return list(self.store.list("step-"))
 
     def _seen(self, attempt: Attempt, sizes: Mapping[str, int]) -> Seen:
         known = self._known.get(attempt.name)

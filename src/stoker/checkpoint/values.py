@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from stoker.checkpoint import disk
 from stoker.checkpoint.manifest import Manifest
-from stoker.checkpoint.names import LOADER
+from stoker.checkpoint.names import LOADER, own_of_rank
+from stoker.checkpoint.planning import load_part
 from stoker.checkpoint.saver import Save
 from stoker.errors import CheckpointError, UsageError, reason_of
 from stoker.store import parse
@@ -121,6 +122,29 @@ def put_back(loader: HasState | None, folder: Path, manifest: Manifest) -> dict[
     elif loader is not None:
         loader.load_state_dict(dict(position or {}))
     return position
+
+
+def own_of(rank: int, world_size: int, folder: Path, manifest: Manifest) -> Any:
+    """What this rank kept for itself, if there are as many ranks as then."""
+    name, listed = own_of_rank(rank), {entry.name for entry in manifest.files}
+    if not any(one.startswith("rank/") for one in listed):
+        return None
+    if manifest.world_size != world_size:
+        _log.warning(
+            "stoker: resume: per_rank values are dropped: saved by %d ranks, now %d", manifest.world_size, world_size
+        )
+        return None
+    return load_part().own_value((folder / name).read_bytes()) if name in listed else None
+
+
+def not_forked(pid: int) -> None:
+    """CheckpointError where this is not process *pid*: the processes and locks that a forked child sees are its
+    parent's."""
+    if os.getpid() != pid:
+        raise CheckpointError(
+            f"this Checkpointer is that of process {pid}, of which this one, {os.getpid()}, was forked",
+            "make one here, or call it there",
+        )
 
 
 def choice(name: str, found: object, *allowed: str) -> None:
