@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import stoker
-from stoker.checkpoint import tensors
+from stoker.checkpoint import household, tensors
+from stoker.checkpoint.helper import Helper
+from stoker.checkpoint.household import pause_s
 from stoker.checkpoint.saver import Save
+from stoker.checkpoint.tier import Tier
 from stoker.errors import CheckpointError, UsageError
+from stoker.store import ObjectInfo, connect
 from support_checkpoint import complete, same, saved, seen
+from support_store import until
 
 MIB = 1 << 20
 
@@ -301,3 +307,61 @@ def test_a_waiter_that_was_interrupted_holds_up_no_other() -> None:
     for one in others:
         one.join(10)
         assert not one.is_alive()
+
+
+def test_pauses_between_keepers() -> None:
+    """The first ones are replaced at once, the later ones after pauses that grow up to ten minutes; never none."""
+    pauses = [pause_s(died) for died in range(1, 2000)]
+    assert pauses[:8] == [0, 0, 0, 0, 2, 4, 8, 16] and pauses[-1] == max(pauses) == 600
+
+
+def test_a_keeper_that_dies_again_and_again_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not given up: every save says that nobody looks after the tiers, `status` does, and when a keeper lives
+    again, what is missing is brought up to date."""
+    monkeypatch.setattr(household, "RESTART_S", 0.05)
+    with stoker.Checkpointer(tmp_path / "ck", tmp_path / "far", keep=2) as ck:
+        saved(ck, 1, {"x": torch.ones(9)})
+        assert ck.wait(30, remote=True) and ck._household is not None
+        house = ck._household
+        with monkeypatch.context() as patch:
+            patch.setattr(Helper, "__init__", dead_keeper)
+            os.kill(house.pid, signal.SIGKILL)
+            until(lambda: house.deaths > household.DEATHS_MAX + 1)
+            for step in (2, 3):
+                caplog.clear()
+                saved(ck, step, {"x": torch.ones(9)})
+                assert "no uploads and no clean-up" in caplog.text
+            ((_, newest, trouble),) = ck.status().remotes
+            assert newest is not None and trouble is not None and "ended with code" in trouble
+        saved(ck, 4, {"x": torch.ones(9)})
+        assert ck.wait(30, remote=True)
+        assert complete(tmp_path / "far")[-1] == 4 and ck.status().remotes[0][2] is None
+
+
+started = Helper.__init__
+
+
+def dead_keeper(self: Helper, role: str) -> None:
+    """Starts a helper; a keeper is killed at once, as by a system that is out of memory."""
+    started(self, role)
+    if role == "keep":
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def test_listing_while_others_delete(tmp_path: Path) -> None:
+    """Folders that vanish while their turn comes are no error of the tier: it is looked at again."""
+    with stoker.Checkpointer(tmp_path, keep=9) as ck:
+        names = [saved(ck, step, {"x": torch.ones(9)}) for step in range(5)]
+    tier = Tier(connect(str(tmp_path)))
+    listed = tier.store.list
+
+    def deleting(prefix: str) -> Iterator[ObjectInfo]:
+        for info in listed(prefix):
+            yield info
+            if (doomed := tmp_path / names[3]).exists():
+                shutil.rmtree(doomed)
+
+    tier.store.list = deleting  # type: ignore[method-assign]
+    assert [one.name for one in tier.look()] == [*names[:3], names[4]]
