@@ -8,11 +8,14 @@ the training stream still reads it: the target is recorded on that stream.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from stoker.errors import UsageError
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Copier:
@@ -33,17 +36,19 @@ class Copier:
         self._stream = self._cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._under_way: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
-    def __call__(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        """The batch with its tensors on their way to the device, and the event of their arrival: see `arrived`. Any
-        thread may call it, one at a time."""
+    def __call__(self, batch: dict[str, Any], change: Change | None = None) -> tuple[dict[str, Any], Any]:
+        """The batch with its tensors on their way to the device, what *change* makes of them there, and the event of
+        all that: see `arrived`. Any thread may call it, one at a time."""
         self.release()
         if self._stream is None:
-            return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}, None
+            copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+            return copied if change is None else change(copied), None
         sources = [v for v in batch.values() if isinstance(v, torch.Tensor)]
         with torch.cuda.stream(self._stream):
             moved = {
                 n: v.to(self.device, non_blocking=True) if isinstance(v, torch.Tensor) else v for n, v in batch.items()
             }
+            moved = moved if change is None else change(moved)
             done = self._cuda.Event()
             done.record(self._stream)
         self._under_way.append((done, sources))

@@ -100,7 +100,7 @@ class Early:
         """The batch, usable from now on."""
         batch, arrival = (taken.batch, taken.arrival) if taken.batch is not None else self._made(taken.lane, told)
         if self._device is not None:
-            self._device.copy.arrived(batch, arrival)
+            self._device.arrived(batch, arrival)
         return batch
 
     def returned(self, now_s: float, batch: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Early:
 
     def _made(self, lane: Lane, told: Delivered) -> tuple[dict[str, Any], Any]:
         batch = lane.handed.batch(told)
-        return (batch, None) if self._device is None else self._device.copy(batch)
+        return (batch, None) if self._device is None else self._device.copy(batch, told.epoch)
 
     def close(self) -> None:
         """End the thread, drop what it took, end the lanes. Batches in use stay valid."""

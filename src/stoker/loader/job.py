@@ -22,6 +22,8 @@ OnBad = Literal["raise", "skip", "replace"]
 AnyOrder = Order | MixedOrder | BucketedOrder
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample]
+BatchTransform = Callable[[Sample], Mapping[str, Any] | None]
+"""What it returns replaces fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Job:
     split: Split
     seed: int
     transform: Transform | None
-    batch_transform: Callable[[Sample], Mapping[str, Any] | None] | None
+    batch_transform: BatchTransform | None
     bad: BadPolicy
     work: Work
     natural: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -24,9 +24,18 @@ from stoker.loader.books import Books, Entry
 from stoker.loader.buckets import Buckets
 from stoker.loader.early import Early
 from stoker.loader.handout import HandOut
-from stoker.loader.job import BadPolicy, Job, OnBad, Sample, Start, Transform
+from stoker.loader.job import BadPolicy, BatchTransform, Job, OnBad, Start, Transform
 from stoker.loader.lanes import Lane, Lanes
-from stoker.loader.plan import Budget, Shuffle, check_arguments, plan_batches, plan_fields, plan_work
+from stoker.loader.plan import (
+    Budget,
+    Shuffle,
+    check_arguments,
+    check_choices,
+    check_device,
+    plan_batches,
+    plan_fields,
+    plan_work,
+)
 from stoker.loader.process import rebuild
 from stoker.loader.ranks import find_ranks
 from stoker.loader.report import LoaderReport
@@ -49,10 +58,11 @@ class Loader:
         canonical_nodes: int = 1,
         tail: Literal["drop", "pad"] = "drop",
         transform: Transform | None = None,
-        batch_transform: Callable[[Sample], Mapping[str, Any] | None] | None = None,
+        batch_transform: BatchTransform | None = None,
         on_bad: OnBad = "raise",
         on_bad_max: float = 0.001,
         device: str | None = None,
+        device_transform: BatchTransform | None = None,
         output: Literal["torch", "numpy"] = "torch",
         layout: Literal["dict", "tuple"] = "dict",
         rank: int | None = None,
@@ -66,16 +76,14 @@ class Loader:
         access is cheap, else a window of shards), `full`, `none`, `stoker.Window(shards=…)`. *tail*: the rest of an
         epoch, less than a global batch, is dropped, or padded with repeats and a bool `__mask__`. *transform* gets
         and gives a dict of a sample; *batch_transform* a dict of a batch's NumPy views, in the feeder. *on_bad_max*
-        is the share of the rank's epoch that may be bad. *device* copies batches there. *layout* "tuple" gives the
-        fields in the order of *fields*.
+        is the share of the rank's epoch that may be bad. *device* copies batches there; *device_transform* gets and
+        gives a dict of its tensors, on the stream of the copies. *layout* "tuple" gives the fields in the order of
+        *fields*.
 
         Raises UsageError when the arguments contradict each other or the data, FeederError when no feeder can start.
         """
-        _choice("output", output, "torch", "numpy")
-        _choice("layout", layout, "dict", "tuple")
-        _choice("on_bad", on_bad, "raise", "skip", "replace")
-        if device is not None and output != "torch":
-            raise UsageError(f"device={device!r} needs output='torch', found {output!r}")
+        check_choices(output=output, layout=layout, on_bad=on_bad)
+        check_device(device, device_transform, output)
         given = {"rank": rank, "world_size": world_size}
         sized = {} if isinstance(batch_size, Buckets) else {"batch_size": batch_size}
         whole = {**sized, "seed": seed, "canonical_nodes": canonical_nodes}
@@ -89,7 +97,7 @@ class Loader:
         self._fields = plan_fields(dataset, fields)
         self._layout = layout
         self._tensor = importlib.import_module("stoker.loader.torch") if output == "torch" else None
-        self._device = self._tensor.Device(device) if self._tensor is not None and device is not None else None
+        self._device = self._tensor.device(device, device_transform, seed) if self._tensor is not None else None
         work = plan_work(dataset, budget, ranks, pinned=self._device is not None)
         self._job = Job(
             dataset, self._fields, order, self._split, seed, transform, batch_transform, self._bad_policy, work,
@@ -315,8 +323,3 @@ class _Epoch(Iterator[Any]):
                 return batch
         loader._finish()
         raise StopIteration
-
-
-def _choice(name: str, found: object, *allowed: str) -> None:
-    if found not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, found {found!r}")

@@ -50,6 +50,24 @@ class Budget:
     """Whether threads, readers, slots and feeders follow the measured waits; else they stay as they begin."""
 
 
+CHOICES = {"output": ("torch", "numpy"), "layout": ("dict", "tuple"), "on_bad": ("raise", "skip", "replace")}
+
+
+def check_choices(**given: object) -> None:
+    """UsageError for a word that an argument does not know."""
+    for name, found in given.items():
+        if found not in CHOICES[name]:
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, CHOICES[name]))}, found {found!r}")
+
+
+def check_device(device: str | None, transform: object, output: str) -> None:
+    """UsageError for what can do nothing without the other."""
+    if device is not None and output != "torch":
+        raise UsageError(f"device={device!r} needs output='torch', found {output!r}")
+    if transform is not None and (device is None or not callable(transform)):
+        raise UsageError("device_transform must be a function, and needs device=")
+
+
 def check_arguments(dataset: object, whole: Mapping[str, object], *, on_bad_max: object) -> None:
     """UsageError for what is no dataset, and for numbers that are not whole or out of range: named, before any use."""
     if not isinstance(dataset, Dataset):
