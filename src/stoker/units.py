@@ -10,6 +10,9 @@ _POWERS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40, "PI": 2**50}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?I?)B?\s*", re.IGNORECASE)
 
+BYTES_MAX, SECONDS_MAX = 2**63, 1e12
+"""What is beyond is a slip of the hand: no store has so many bytes, no run lasts so long."""
+
 
 def parse_bytes(text: str | int) -> int:
     """Bytes of "256MB" (10^6), "64MiB" (2^20), "1.5G" or 1000. Raises UsageError on anything else."""
@@ -18,10 +21,11 @@ def parse_bytes(text: str | int) -> int:
             raise UsageError(f"a size must not be negative, found {text}")
         return text
     match = _SIZE.fullmatch(text)
-    if match is None or match[2].upper() == "I":
-        raise UsageError(f"not a size: {text!r}", "write a number with a unit, as 256MB, 64MiB or 2TB")
-    unit = match[2].upper()
-    return int(float(match[1]) * _BINARY.get(unit, _POWERS.get(unit, 1)))
+    unit = match[2].upper() if match is not None else "I"
+    count = float(match[1]) * _BINARY.get(unit, _POWERS.get(unit, 1)) if match is not None else 0.0
+    if unit == "I" or count > BYTES_MAX:
+        raise UsageError(f"not a size: {text!r:.80}", "write a number with a unit, as 256MB, 64MiB or 2TB")
+    return int(count)
 
 
 def format_bytes(count: float) -> str:
@@ -53,8 +57,8 @@ _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 360
 def parse_duration(text: str) -> float:
     """Seconds of "180ms", "1.5s", "2min" or "0.18" (seconds). Raises UsageError on anything else."""
     match = _DURATION.fullmatch(text)
-    if match is None:
-        raise UsageError(f"not a duration: {text!r}", "write a number with a unit: us, ms, s, min or h, as 180ms")
+    if match is None or float(match[1]) > SECONDS_MAX:
+        raise UsageError(f"not a duration: {text!r:.80}", "write a number with a unit: us, ms, s, min or h, as 180ms")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
@@ -67,4 +71,4 @@ def parse_rate(text: str) -> float:
     try:
         return parse_bytes(match[1] if match else text) / (8 if match and match[2] in ("b", "bit") else 1)
     except UsageError:
-        raise UsageError(f"not a rate: {text!r}", "write bytes or bits a second, as 20GB/s or 100Gb/s") from None
+        raise UsageError(f"not a rate: {text!r:.80}", "write bytes or bits a second, as 20GB/s or 100Gb/s") from None

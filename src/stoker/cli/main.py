@@ -98,6 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         result = command.main(given, prog_name="stoker", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong is told
         return result if isinstance(result, int) else 0
     except typer.Exit as error:
         return error.exit_code
@@ -111,13 +113,28 @@ def main(arguments: list[str] | None = None) -> int:
         print("stoker: terminated", file=sys.stderr)
         return 143
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 0
     except StokerError as error:
         if debug:
             raise
         print(f"stoker: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:  # of a file that was named on the command line, or of stdout itself
+        if debug:
+            raise
+        print(f"stoker: error: {error}\nhint: --debug shows where", file=sys.stderr)
+        _leave_stdout()
+        return 1
+
+
+def _leave_stdout() -> None:
+    """Print what is left; where that fails, the interpreter flushes it to where nothing can."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import typer
 
 from stoker.cli.show import print_json, say
 from stoker.dataset import open as open_dataset
+from stoker.errors import UsageError
 from stoker.tune import Limits, Target
 from stoker.tune import tune as run_tune
 from stoker.tune.plot import check_name, draw
@@ -51,6 +53,8 @@ def tune(
     if it does not feed the step; 1 when none works; 2 for a function that cannot be used."""
     if plot is not None:
         check_name(plot.name)
+        if not os.access(plot if plot.exists() else plot.parent, os.W_OK):
+            raise UsageError(f"{plot} cannot be written", "--plot takes a file in a folder that is there and writable")
     beside = None
     if FACTORY.fullmatch(what):
         target = Target(what)
@@ -68,10 +72,10 @@ def tune(
     )
     step_s = parse_duration(step_time) if step_time is not None else None
     found = run_tune(target, step_s=step_s, limits=limits, beside=beside, say=say)
-    if plot is not None:
-        plot.write_text(draw(found, plot.name))
     if as_json:
         print_json(found.to_dict())
     else:
         print("\n".join(text(found)))
+    if plot is not None:
+        plot.write_text(draw(found, plot.name))
     raise typer.Exit(0 if found.chosen is not None else 1)

@@ -134,6 +134,11 @@ class Search:
                 break  # it is not the setting
             if trial is not None and trial.status == "empty":
                 raise StokerError(f"{trial.message}, with {setting.line(takes)}", "is its dataset empty?")
+        if not self.trials:
+            raise StokerError(
+                f"the time for tuning, {format_duration(self._limits.budget_s)}, was over before the first trial",
+                "--budget gives more",
+            )
         last = self.trials[-1]
         raise StokerError(
             f"{self._target.factory} works with no setting; with {last.setting.line(takes) if last.setting else ''}: "
@@ -223,7 +228,10 @@ def tune(
     told of each trial. Raises UsageError for a factory that cannot be used, StokerError where no setting works.
     """
     allowed = limits or Limits()
-    for name, value in (("seconds", allowed.seconds), ("quiet_s", allowed.quiet_s), ("gpus", allowed.gpus)):
+    for name, value in (
+        ("seconds", allowed.seconds), ("quiet_s (--limit)", allowed.quiet_s), ("gpus", allowed.gpus),
+        ("budget_s (--budget)", allowed.budget_s),
+    ):  # fmt: skip
         if not value > 0:
             raise UsageError(f"{name} must be above 0, found {value!r}")
     if step_s is not None and not step_s > 0:
