@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from stoker.clock import SYSTEM
+from stoker.errors import UsageError
 
 Stage = Literal[
     "start",
@@ -127,6 +128,8 @@ class _Sink:
         self.lost = 0
         self.path = path
         self.reason = "written in part"
+        self.torn = False
+        """Whether the last line there is half of one: the next must not be taken for its rest."""
         self.warned = False
         self.closing = threading.Event()
 
@@ -147,13 +150,16 @@ class _Sink:
             parts.append(json.dumps(line, separators=(",", ":"), default=str) + "\n")
         if not parts:
             return
-        data = "".join(parts).encode()
+        torn = self.torn
+        data = ("\n" * torn + "".join(parts)).encode()
         try:
             written = os.write(self.file, data)
         except OSError as error:
             written, self.reason = 0, error.strerror or str(error)
+        if written:
+            self.torn = data[written - 1 : written] != b"\n"
         if written < len(data):  # a full disk: what did not fit is counted, and later lines tell
-            self.lost += data[written:].count(b"\n")
+            self.lost += data[max(written, torn) :].count(b"\n")
             if not self.warned:
                 self.warned = True
                 warnings.warn(f"run log {self.path}: {self.reason}; lines are lost", RuntimeWarning, stacklevel=2)
@@ -168,8 +174,13 @@ class RunLog:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._sink = _Sink(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._sink = _Sink(self.path)
+        except OSError as error:
+            raise UsageError(
+                f"run log {self.path}: {error.strerror}", f"{RUN_LOG_VARIABLE} names a file that may be appended to"
+            ) from error
         flusher = threading.Thread(target=self._sink.run, daemon=True, name="stoker-run-log")
         flusher.start()
         self._end = weakref.finalize(self, _end_log, self._sink, flusher)

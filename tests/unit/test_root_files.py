@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from stoker import errors, machine
 from stoker.errors import StokerError, UsageError
-from stoker.events import HERE, SPANS_MAX, Events
+from stoker.events import HERE, SPANS_MAX, Events, RunLog
 from stoker.flow import Gate, parallel_map
 from stoker.units import format_bytes, format_duration, parse_bytes
 from support_store import until
@@ -176,3 +178,41 @@ def test_counts_add_up_and_spans_are_bounded() -> None:
 def test_a_recorder_reports_to_the_process_it_is_in() -> None:
     """A pickled reference becomes the other process's own."""
     assert pickle.loads(pickle.dumps(Events())) is HERE
+
+
+def test_a_run_log_that_cannot_be_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, or a file in place of one: the variable is told, not a bare errno in the middle of a loader."""
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "file" / "run.jsonl"):
+        monkeypatch.setenv("STOKER_RUN_LOG", str(path))
+        with pytest.raises(UsageError, match=f"run log {path}: .*\nhint: STOKER_RUN_LOG names a file"):
+            RunLog.from_environment()
+
+
+_SHORT_OF_SPACE = """
+import resource, sys, warnings
+from stoker.events import RunLog
+warnings.simplefilter("ignore")
+log = RunLog(sys.argv[1])
+for room in (250, 250, resource.RLIM_INFINITY):  # bytes that the file may have: the second time nothing fits at all
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    for number in range(5):
+        log.write("batch", step=number, room=room)
+    log._sink.flush()
+log.close()
+"""
+
+
+def test_half_a_line_costs_no_other(tmp_path: Path) -> None:
+    """What a full disk cut off stands alone: the lines after it can be read, and the first says how many were lost."""
+    subprocess.run([sys.executable, "-c", _SHORT_OF_SPACE, str(tmp_path / "run.jsonl")], check=True)
+    whole, broken = [], 0
+    for line in (tmp_path / "run.jsonl").read_text().splitlines():
+        try:
+            whole.append(json.loads(line))
+        except json.JSONDecodeError:
+            broken += 1
+    assert broken == 1
+    assert [line["step"] for line in whole if line["room"] == -1] == list(range(5))
+    told = [line["lost"] for line in whole if "lost" in line]
+    assert told[0] == 15 - len(whole)
