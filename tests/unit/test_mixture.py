@@ -178,6 +178,13 @@ def test_maps_of_the_parts_and_of_the_mixture(parts: dict[str, Dataset]) -> None
         ({"epoch": 0}, "epoch is 'all', 'first' or a number"),
         ({"weights_from": {0: WEIGHTS}}, "from 1 on"),
         ({"weights_from": {5: {"a": 1.0}}}, "weights from 5 on are of"),
+        ({"weights_from": [(5, WEIGHTS)]}, "weights_from maps positions to weights"),
+        ({"weights_from": {5: 0.3}}, "weights_from maps positions to weights"),
+        ({"weights_from": {5: WEIGHTS, "9": WEIGHTS}}, "from 1 on, found '9'"),
+        ({"weights": {"a": "1", "b": 1.0}}, "weights are numbers from 0 on, found {'a': '1'"),
+        ({"weights": {"a": None, "b": 1.0}}, "weights are numbers from 0 on"),
+        ({"weights": {"a": float("nan"), "b": 1.0}}, "weights are numbers from 0 on"),
+        ({"epoch": 10**30}, "a number of samples up to 2"),
     ],
 )
 def test_what_cannot_be_mixed_is_said(parts: dict[str, Dataset], change: dict[str, Any], message: str) -> None:
@@ -190,9 +197,29 @@ def test_parts_must_be_datasets_with_something_in_common(parts: dict[str, Datase
     """No dataset, a mixture inside a mixture, and parts without a common field are named."""
     other = stoker.open(write_shards(tmp_path / "x", 5, member=lambda i: {"txt": b"x"}))
     for wrong, message in (
+        ([(parts["a"], 1.0)], "a mixture takes"), (None, "a mixture takes"),
         ({"a": (7, 1.0)}, "must be a dataset"), ({}, "a mixture takes"), ({"a": parts["a"]}, "a mixture takes"),
         ({"m": (mixed(parts), 1.0)}, "must be a dataset"),
         ({"a": (parts["a"], 1), "x": (other, 1)}, "no field in common"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             stoker.Mixture(wrong)
+
+
+def test_samples_that_it_does_not_have_come_from_nowhere(parts: dict[str, Dataset]) -> None:
+    """Their source is an error, not the last one."""
+    mixture = mixed(parts)
+    assert mixture.source_of(np.array([[0, 69], [70, 134]])).tolist() == [[0, 0], [1, 2]]
+    for wrong in ([0, 135], [-1]):
+        with pytest.raises(IndexError, match=f"sample {wrong[-1]} of a mixture of 135 samples"):
+            mixture.source_of(wrong)
+
+
+def test_what_a_cache_cannot_warm_is_said(parts: dict[str, Dataset], tmp_path: Path) -> None:
+    """A mixture has several stores, and a URL is no dataset: what to do is told."""
+    cache = stoker.Cache(tmp_path / "c")
+    for wrong in (mixed(parts), str(tmp_path)):
+        with pytest.raises(
+            UsageError, match=r"a cache warms a dataset, found .*\n?.*\n?hint: open it first.*warm each"
+        ):
+            cache.warm(wrong)  # type: ignore[arg-type]  # that is the question

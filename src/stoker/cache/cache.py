@@ -18,7 +18,7 @@ from stoker.cache.locks import is_locked
 from stoker.cache.objects import Objects
 from stoker.cache.policy import entry_name
 from stoker.cache.warm import Shards, WarmReport, warm
-from stoker.errors import CacheError, StokerError
+from stoker.errors import CacheError, StokerError, UsageError
 from stoker.events import SILENT, Recorder
 from stoker.flow import Progress, no_progress
 from stoker.index.entry import ObjectRef
@@ -94,6 +94,11 @@ class Cache:
         recorder: Recorder = SILENT,
     ) -> WarmReport:
         """Bring in every object that has room, in order of first use, verified. Several processes may do it at once."""
+        if not hasattr(dataset, "store"):  # a mixture has several
+            raise UsageError(
+                f"a cache warms a dataset, found {dataset!r:.100}",
+                "open it first: stoker.open(url); of a mixture, warm each part: cache.warm(mixture.parts[name])",
+            )
         try:
             home = self._home()
             if home.read_only:

@@ -22,6 +22,7 @@ from stoker.events import SILENT, Recorder
 from stoker.index import ObjectRef
 from stoker.order import MixedOrder, Order, Stretch
 from stoker.order.mixture import CYCLE, places_of
+from stoker.order.shuffle import SAMPLES_MAX
 
 EpochRule = Literal["first", "all"] | int
 
@@ -43,7 +44,8 @@ class Mixture(Dataset):
         gives one twice, a number says how many samples it has. *weights_from*: position (samples over all ranks since
         the start of training) → weights from there on. UsageError for what cannot be mixed.
         """
-        if not parts or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in parts.values()):
+        pairs = parts.values() if isinstance(parts, Mapping) else ()
+        if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise UsageError(f"a mixture takes {{name: (dataset, weight)}}, found {parts!r:.80}")
         for name, (part, _) in parts.items():
             if not isinstance(part, Dataset) or isinstance(part, Mixture):
@@ -119,7 +121,11 @@ class Mixture(Dataset):
 
     def source_of(self, samples: Any) -> np.ndarray:
         """The number of the source of each of *samples* (a batch's `__index__`), in the order of `parts`: int64 [n]."""
-        found: np.ndarray = np.searchsorted(self._offsets, np.asarray(samples), side="right") - 1
+        given = np.asarray(samples)
+        outside = given[(given < 0) | (given >= self._offsets[-1])]
+        if outside.size:
+            raise IndexError(f"sample {outside.flat[0]} of a mixture of {self._offsets[-1]} samples")
+        found: np.ndarray = np.searchsorted(self._offsets, given, side="right") - 1
         return found
 
     def _part(self, sample: int) -> tuple[Dataset, int]:
@@ -168,10 +174,12 @@ class Mixture(Dataset):
 
 def _stretches(weights: Mapping[str, float], later: Mapping[int, Mapping[str, float]]) -> tuple[Stretch, ...]:
     found = [Stretch(0, places_of(weights))]
-    for position in sorted(later):
-        given = later[position]
-        if type(position) is not int or position < 1:
-            raise UsageError(f"weights change at a position from 1 on, found {position!r}")
+    if not isinstance(later, Mapping) or not all(isinstance(given, Mapping) for given in later.values()):
+        raise UsageError(f"weights_from maps positions to weights, as {{1000: {{'a': 1}}}}, found {later!r:.80}")
+    for position in later:
+        if type(position) is not int or not 1 <= position <= SAMPLES_MAX:
+            raise UsageError(f"weights change at a position from 1 on, found {position!r:.80}")
+    for position, given in sorted(later.items()):
         if set(given) != set(weights):
             raise UsageError(f"weights from {position} on are of {sorted(given)}, the mixture has {sorted(weights)}")
         found.append(Stretch(position, places_of({name: given[name] for name in weights})))
@@ -184,10 +192,10 @@ def _epoch_samples(rule: EpochRule, sizes: Sequence[int], places: Sequence[int])
         found = math.floor(min(needed))
     elif rule == "all":
         found = math.ceil(max(needed))
-    elif type(rule) is int and rule >= 1:
+    elif type(rule) is int and 1 <= rule <= SAMPLES_MAX:
         found = rule
     else:
-        raise UsageError(f"epoch is 'all', 'first' or a number of samples, found {rule!r}")
+        raise UsageError(f"epoch is 'all', 'first' or a number of samples up to 2^62, found {rule!r:.80}")
     if found < 1:
         raise UsageError(f"an epoch of this mixture has no sample: its parts have {list(sizes)}")
     return found

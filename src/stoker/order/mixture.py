@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Real
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Stretch:
 
 def places_of(weights: Mapping[str, float]) -> tuple[int, ...]:
     """Each source's places in a cycle, by the largest remainder. UsageError for weights that make no sense."""
+    if not all(isinstance(weight, Real) for weight in weights.values()):
+        raise UsageError(f"weights are numbers from 0 on, found {dict(weights)}")
     total = sum(weights.values())
     if not weights or min(weights.values()) < 0 or not 0 < total < float("inf"):
         raise UsageError(f"weights are numbers from 0 on, not all 0, found {dict(weights)}")
