@@ -1,6 +1,6 @@
 """Photos of 1,000 pixels and more: stoker beside its rivals, as `rivals.py` compares them, images/s.
 
-as_they_are   from the web, half of them progressive, which only a whole decode opens
+as_they_are   from the web, half of them progressive, where every scan is read from its beginning
 baseline      the same, encoded anew (quality 90, baseline), where a decoder may read the crop alone
 
 Photos: STOKER_BENCH_LARGE, a folder, else the test data's of NVIDIA/DALI_extra (CC0); those whose longer side has 1,000 pixels or

@@ -64,7 +64,8 @@ def test_a_part_is_what_the_whole_holds_there(
 ) -> None:
     """Every value is equal, at every denominator and subsampling, wherever the part lies."""
     height, width = data.draw(st.integers(40, 200)), data.draw(st.integers(40, 200))
-    raw = photo(height, width, seed=height, subsampling=subsampling, progressive=progressive)
+    quality = data.draw(st.sampled_from([30, 90, 96]))
+    raw = photo(height, width, seed=height, quality=quality, subsampling=subsampling, progressive=progressive)
     cells = [side // denominator for side in (height, width)]
     top, left = (data.draw(st.integers(0, side - 1)) for side in cells)
     tall, wide = (data.draw(st.integers(1, side - at)) for side, at in zip(cells, (top, left), strict=True))
@@ -134,6 +135,21 @@ def test_no_scan_is_read_below_the_part(options: dict[str, Any], denominator: in
 
 
 @needs_module
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_part_above_a_flat_end(mode: str) -> None:
+    """Below the part a code of a few bits stands for all of the picture: the scan is at its end where it is left."""
+    size, box = (900, 200), Box(100, 40, 100, 120)
+    with Image.open(io.BytesIO(photo(*size))) as picture:
+        pixels = np.array(picture)
+    for flat in range(260, 420, 8):
+        pixels[flat:] = 120
+        out = io.BytesIO()
+        Image.fromarray(pixels).convert(mode).save(out, "JPEG", quality=70, progressive=True)
+        found = region.jpeg_part(out.getvalue(), box, size, 1, scratch)
+        assert found is not None and np.array_equal(found, whole(out.getvalue(), size, 1)[cells(box, 1)])
+
+
+@needs_module
 def test_a_progressive_picture_without_all_its_scans_is_not_taken() -> None:
     """Cut off below the part in one of its scans, with an end marker behind: the part would lack what came later."""
     size, box = (1200, 400), Box(200, 40, 160, 240)
@@ -146,6 +162,19 @@ def test_a_progressive_picture_without_all_its_scans_is_not_taken() -> None:
         assert (found is None) == (number < len(scans) - 1)  # the last has nothing behind it that the part needs
     without = raw[: raw.rindex(b"\xff\xda")] + raw[-2:]
     assert region.jpeg_part(without, box, size, 1, scratch) is None
+
+
+@needs_module
+@pytest.mark.parametrize("damage", [b"", b"\x00\x00", b"\xff\xff"])
+def test_a_scan_that_is_read_to_its_end_must_end_there(damage: bytes) -> None:
+    """Where the part needs the last row: too few bytes are refused, and too many unless the whole lets them pass."""
+    size, box = (300, 200), Box(200, 40, 100, 120)
+    raw = photo(*size, progressive=True)
+    for _, end in scans_of(raw):
+        damaged = raw[: end - 6 * (not damage)] + damage + raw[end:]
+        found = region.jpeg_part(damaged, box, size, 1, scratch)
+        assert found is not None or damage != b"\xff\xff"  # which means nothing before a marker
+        assert found is None or (damage and np.array_equal(found, whole(damaged, size, 1)[cells(box, 1)]))
 
 
 @needs_module

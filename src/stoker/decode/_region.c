@@ -1,5 +1,5 @@
-/* Decodes a part of a JPEG: the rows above it are skipped, the columns beside it are not transformed, and what lies below
- * it is not even read, in no scan of a progressive one. Optional: without this module whole pictures are decoded
+/* Decodes a part of a JPEG: the rows above it are skipped, the columns beside it are not transformed, and what lies
+ * below it is not even read, in no scan of a progressive one. Optional: without this module whole pictures are decoded
  * (pixels.py).
  *
  * Strict: a warning of libjpeg refuses the picture, as an error does; the caller then takes the way that says why. */
@@ -11,6 +11,10 @@
 #include <string.h>
 
 #include <jpeglib.h>
+
+#ifdef __SSE2__
+#include "_refine.h"
+#endif
 
 #if JPEG_LIB_VERSION >= 70
 #define ROWS_OF_BLOCKS(info) ((unsigned)((info)->max_v_samp_factor * (info)->min_DCT_v_scaled_size))
@@ -36,8 +40,8 @@ typedef struct {
     JDIMENSION left, top, width, height;
 } Area;
 
-/* Moves the source to the marker that ends the scan: libjpeg then fills up the scan's rows with nothing, which is quick.
- * False where no marker follows. */
+/* Moves the source to the marker that ends the scan: libjpeg then fills up the scan's rows with nothing, which is
+ * quick. False where no marker follows. */
 static int leave_scan(struct jpeg_source_mgr *source) {
     const JOCTET *at = source->next_input_byte, *end = at + source->bytes_in_buffer;
     while ((at = memchr(at, 0xFF, (size_t)(end - at))) && end - at > 1) {
@@ -51,6 +55,42 @@ static int leave_scan(struct jpeg_source_mgr *source) {
     return 0;
 }
 
+#ifdef __SSE2__
+/* The first block of a component. */
+static JCOEF *first_block(struct jpeg_decompress_struct *info, jvirt_barray_ptr blocks) {
+    return info->mem->access_virt_barray((j_common_ptr)info, blocks, 0, 1, TRUE)[0][0];
+}
+
+/* Undoes a refining scan, which begins at the source, down to the *needed* rows, and has libjpeg pass over it. */
+static int refine_scan(struct jpeg_decompress_struct *info, unsigned needed) {
+    const jpeg_component_info *component = info->cur_comp_info[0];
+    jvirt_barray_ptr blocks = jpeg_read_coefficients(info)[component->component_index];
+    const uint64_t band = ~UINT64_C(0) << info->Ss & ~UINT64_C(0) >> (DCTSIZE2 - 1 - info->Se);
+    Refinement scan = {info->Ss, info->Se, band, 1 << info->Al, 0};
+    Bits bits = {info->src->next_input_byte, NULL, 0, 0, 0};
+    Codes codes;
+    if (!make_codes(&codes, info->ac_huff_tbl_ptrs[component->ac_tbl_no]) || !leave_scan(info->src)) return 0;
+    bits.end = info->src->next_input_byte;
+    while (bits.end > bits.at && bits.end[-1] == 0xFF) bits.end--; /* filling before the marker */
+    JDIMENSION rows = needed * (JDIMENSION)component->v_samp_factor;
+    if (rows > component->height_in_blocks) rows = component->height_in_blocks;
+    for (JDIMENSION row = 0; row < rows; row++) {
+        JBLOCKROW block = info->mem->access_virt_barray((j_common_ptr)info, blocks, row, 1, TRUE)[0];
+        for (JDIMENSION column = 0; column < component->width_in_blocks; column++)
+            if (!refine_block(&bits, &codes, &scan, block[column])) return 0;
+    }
+    if (rows == component->height_in_blocks && (bits.at < bits.end || bits.count - bits.made_up > 7)) return 0;
+    JBLOCK kept; /* where libjpeg looks for the first block's bits it finds none, and takes them for zeros */
+    memcpy(kept, first_block(info, blocks), sizeof kept);
+    ((Refusing *)info->err)->scan_left = 1;
+    for (int status = 0; status != JPEG_SCAN_COMPLETED;)
+        if ((status = jpeg_consume_input(info)) == JPEG_SUSPENDED) return 0;
+    ((Refusing *)info->err)->scan_left = 0;
+    memcpy(first_block(info, blocks), kept, sizeof kept);
+    return 1;
+}
+#endif
+
 /* Reads all scans of a progressive picture, each down to the lowest row that the area needs and no further. False where
  * afterwards a coefficient is not known to its last bit: then a scan may have been cut off in what was not read. */
 static int read_scans(struct jpeg_decompress_struct *info, const Area *area) {
@@ -60,9 +100,13 @@ static int read_scans(struct jpeg_decompress_struct *info, const Area *area) {
     while ((status = jpeg_consume_input(info)) != JPEG_REACHED_EOI) {
         if (status == JPEG_SUSPENDED) return 0;
         if (status == JPEG_SCAN_COMPLETED) error->scan_left = 0;
+        if (info->restart_interval) continue; /* a scan with markers of its own */
+#ifdef __SSE2__
+        const int refining = status == JPEG_REACHED_SOS && info->Ss && info->Ah && !info->arith_code;
+        if (refining && !refine_scan(info, needed)) return 0;
+#endif
         if (status != JPEG_ROW_COMPLETED || error->scan_left || info->input_iMCU_row < needed) continue;
-        if (info->unread_marker || info->restart_interval) continue; /* it is at its end; it has markers of its own */
-        if (!leave_scan(info->src)) return 0;
+        if (!info->unread_marker && !leave_scan(info->src)) return 0;
         error->scan_left = 1;
     }
     for (int component = 0; component < info->num_components; component++)
@@ -78,8 +122,8 @@ static int inside(const struct jpeg_decompress_struct *info, const Area *area) {
            area->top <= info->output_height - area->height;
 }
 
-/* Fills *out* with rows of RGB. *area* says what is wanted, and afterwards what is there: at least as wide, since columns
- * come in blocks. 0: refused. -1: *out* is too small. */
+/* Fills *out* with rows of RGB. *area* says what is wanted, and afterwards what is there: at least as wide, since
+ * columns come in blocks. 0: refused. -1: *out* is too small. */
 static int decode(const unsigned char *data, size_t length, unsigned denominator, Area *area, unsigned char *out,
                   size_t room) {
     struct jpeg_decompress_struct info;
