@@ -365,3 +365,14 @@ def test_listing_while_others_delete(tmp_path: Path) -> None:
 
     tier.store.list = deleting  # type: ignore[method-assign]
     assert [one.name for one in tier.look()] == [*names[:3], names[4]]
+
+
+def test_what_cannot_be_loaded_into_is_found_first(tmp_path: Path) -> None:
+    """An expanded tensor: no other tensor of the state has changed when it is refused."""
+    with stoker.Checkpointer(tmp_path) as ck:
+        saved(ck, 1, {"a": torch.ones(5), "x": torch.ones(1).expand(4), "z": torch.ones(5)})
+        fresh = {"a": torch.zeros(5), "x": torch.zeros(1).expand(4), "z": torch.zeros(5)}
+        with pytest.raises(CheckpointError, match="x: several of its elements share one place"):
+            ck.resume(fresh)
+        assert not fresh["a"].any() and not fresh["z"].any()
+        assert ck.resume({"a": torch.zeros(5), "x": torch.zeros(4), "z": torch.zeros(5)}) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 import stoker
-from stoker.errors import CheckpointError
+from stoker.checkpoint import admin
+from stoker.errors import CheckpointError, StokerError
 from support_checkpoint import complete, same, saved, seen
 from support_disk import MEGABYTE, small_disk
 from support_store import until
@@ -152,3 +154,63 @@ def test_a_disk_that_dies(mounted: Callable[[str], Path], tmp_path: Path) -> Non
         assert found.folder == tmp_path / "far" / name
         save = ck.save(2, state(2))
         assert not save.wait(60) and save.error is not None
+
+
+def test_a_scrub_of_a_read_only_disk(mounted: Callable[[str], Path]) -> None:
+    """Tells of all checkpoints there, though none can be marked."""
+    place = mounted("rw")
+    with stoker.Checkpointer(place / "ck") as ck:
+        names = [saved(ck, step, state(step)) for step in (1, 2)]
+        assert ck._household is not None and ck._household.wait_idle(30)
+    for name in names:
+        (place / "ck" / name / "VERIFIED").unlink(missing_ok=True)
+    data = place / "ck" / names[0] / "data/__0_0.distcp"
+    data.write_bytes(b"x" + data.read_bytes()[1:])
+    place, told = mounted("ro"), dict[str, list[str]]()
+    assert admin.scrub(admin.tier_of(str(place / "ck")), told.__setitem__) == 1
+    assert told[names[1]] == [] and "CRC32C" in told[names[0]][0] and "cannot be marked" in told[names[0]][1]
+
+
+def test_a_pull_onto_a_full_disk(
+    mounted: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was fetched before the disk was full is nobody's, so that the janitor may sweep it, and a later pull may
+    go on with it."""
+    place = mounted("rw")
+    with stoker.Checkpointer(tmp_path / "far") as ck:
+        name = saved(ck, 1, {**state(1), "more": torch.ones(9)}, per_rank={"rng": 1})
+    far, near = admin.tier_of(str(tmp_path / "far")), admin.tier_of(str(place / "ck"), make=True)
+    others = fill(place, 10 * MEGABYTE)
+
+    def others_come(path: Path, wanted: int) -> None:
+        """There is room, and then there is not."""
+        with others.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, others.stat().st_size + free(place) - MEGABYTE)
+
+    with monkeypatch.context() as patch, pytest.raises(StokerError, match="No space left"):
+        patch.setattr("stoker.checkpoint.resume.disk.check_room", others_come)
+        admin.pull(far, near, None)
+    (left,) = near.look()
+    assert not left.committed and not near.owner_lives(left)
+    others.unlink()
+    assert admin.pull(far, near, None) == place / "ck" / name and admin.verify(near, near.find(name)) == []
+
+
+def test_closing_beside_a_disk_that_hangs(mounted: Callable[[str], Path]) -> None:
+    """A disk that answers nothing (frozen here, a lost server elsewhere) keeps its processes from dying even by
+    SIGKILL; the run ends all the same, and what it had saved is whole."""
+    place = mounted("rw")
+    with stoker.Checkpointer(place / "ck") as ck:
+        saved(ck, 1, state(1))
+        assert ck._household is not None and ck._household.wait_idle(30)
+        subprocess.run(["fsfreeze", "-f", str(place)], check=True)
+        try:
+            save = ck.save(2, state(2))
+            assert not save.wait(1) and ck.status().writing
+            began_s = time.monotonic()
+            ck.close(2)
+            assert time.monotonic() - began_s < 30
+        finally:
+            subprocess.run(["fsfreeze", "-u", str(place)], check=True)
+        assert not save.wait(30) and "closed" in str(save.error)
+    assert complete(place / "ck") == [1]

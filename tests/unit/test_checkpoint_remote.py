@@ -20,7 +20,7 @@ from stoker.checkpoint.tier import Tier
 from stoker.checkpoint.upload import upload
 from stoker.cli.servers import Server, juicefs_gateway, moto_server
 from stoker.errors import CheckpointError
-from stoker.store import ByteRange, Memory, StoreOptions, connect
+from stoker.store import ByteRange, Memory, ObjectInfo, StoreOptions, connect
 from stoker.store.wrap import Around
 from stoker.testing.fault_proxy import FaultPlan, FaultProxy
 from support_checkpoint import complete, same, saved, seen, state, there, through
@@ -213,6 +213,34 @@ def test_an_upload_goes_on_by_file(tmp_path: Path) -> None:
     store.put(f"{one.name}/COMMITTED", b"somebody else's")
     with pytest.raises(CheckpointError, match="another marker"):
         upload(local, remote, manifest)
+
+
+class Lying(Around):
+    """A remote whose lists tell of one byte less than it holds."""
+
+    lies = True
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for info in super().list(prefix):
+            yield replace(info, size=info.size - 1) if self.lies and info.key.endswith(".distcp") else info
+
+
+def test_a_remote_that_lies_about_sizes(tmp_path: Path) -> None:
+    """Nobody could resume from what it lists, so it has no checkpoint, and that is told; nothing local goes for it."""
+    with stoker.Checkpointer(tmp_path / "ck", keep=9) as ck:
+        names = [saved(ck, step, state(step)) for step in (1, 2)]
+    keeper = Keeper(KeeperJob(tmp_path / "ck", (str(tmp_path / "far"),), Keep.of(1)))
+    store = Lying(Memory("far"))
+    keeper._remotes = [Tier(store)]
+    for _ in range(2):
+        report = keeper.cycle()
+        (remote,) = report.remotes
+        assert remote.newest is None and remote.pending and not report.settled
+        assert remote.trouble is not None and "expected" in remote.trouble and "found" in remote.trouble
+        assert complete(tmp_path / "ck") == [1, 2] and not report.deleted
+    store.lies = False
+    report = keeper.cycle()
+    assert report.settled and report.remotes[0].newest == names[1]
 
 
 def test_local_damage_is_not_uploaded(tmp_path: Path) -> None:

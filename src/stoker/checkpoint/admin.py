@@ -22,7 +22,7 @@ from stoker.checkpoint.resume import ensure_local
 from stoker.checkpoint.retention import Keep, to_upload
 from stoker.checkpoint.tier import Fault, Seen, Tier
 from stoker.checkpoint.upload import upload
-from stoker.errors import CheckpointError, MissingExtraError, UsageError
+from stoker.errors import CheckpointError, MissingExtraError, StoreError, UsageError, reason_of
 from stoker.store import StoreOptions
 from stoker.units import parse_rate
 
@@ -120,12 +120,16 @@ def scrub(tier: Tier, told: Callable[[str, list[str]], None]) -> int:
                 damaged += 1
             continue
         faults = _faults(tier, seen, seen.manifest)
-        told(seen.name, [fault.words for fault in faults])
+        words = [fault.words for fault in faults]
+        try:
+            if any(fault.differs for fault in faults):  # what could not be read may be right
+                tier.mark(seen.name, DAMAGED, "; ".join(words).encode())
+            elif not faults and VERIFIED not in seen.sizes and tier.root is not None:
+                tier.mark_verified(seen.manifest)
+        except (OSError, StoreError) as error:  # read-only, full: what is right is right all the same
+            words += [f"{tier.url}/{seen.name}: cannot be marked as damaged: {reason_of(error)}"] if faults else []
+        told(seen.name, words)
         damaged += bool(faults)
-        if any(fault.differs for fault in faults):  # what could not be read may be right
-            tier.mark(seen.name, DAMAGED, "; ".join(fault.words for fault in faults).encode())
-        elif not faults and VERIFIED not in seen.sizes and tier.root is not None:
-            tier.mark_verified(seen.manifest)
     return damaged
 
 

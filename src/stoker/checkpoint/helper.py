@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -100,5 +101,8 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes], waiter: Waiter, 
         link.close()
     with contextlib.suppress(ProcessLookupError):
         process.kill()  # what it leaves half done has no marker
-    process.wait()
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:  # in a system call on a hung disk: it dies when that returns
+        process.returncode = -signal.SIGKILL  # else subprocess warns of a child that nobody waits for
     waiter.close()

@@ -200,9 +200,12 @@ class Keeper:
         if trouble is not None:
             return RemoteReport(remote.url, None, (), trouble)
         try:
-            held = remote.held(remote.look(), complete_is_verified=True)
+            seen = remote.look()
         except StokerError as error:
             return RemoteReport(remote.url, None, (), error.message)
+        held = remote.held(seen, complete_is_verified=True)
         wanted = to_upload(self._local.held(self._whole(), complete_is_verified=False), held, self._job.keep)
         newest = max(held, key=lambda one: one.number, default=None)
-        return RemoteReport(remote.url, newest.attempt if newest else None, tuple(wanted), None)
+        # Sent, read back and committed, but the remote's list tells of other files than those: nobody could resume.
+        sent = [one.fault for one in seen if one.committed and one.name in wanted]
+        return RemoteReport(remote.url, newest.attempt if newest else None, tuple(wanted), sent[-1] if sent else None)

@@ -262,6 +262,9 @@ def _misfit(value: object, saved: object, *, strict: bool) -> str | None:
         return f"saved with shape {tuple(saved.size)}, wanted with {tuple(value.size())}"
     if strict and value.dtype != saved.properties.dtype:
         return f"saved as {saved.properties.dtype}, wanted as {value.dtype}; strict=False converts"
+    local: Any = value.to_local() if isinstance(value, DTensor) else value
+    if torch._debug_has_internal_overlap(local) == 1:
+        return "several of its elements share one place in memory (an expanded tensor?), so it cannot be loaded into"
     left = sum(uncovered(box, _saved_boxes(saved)) for box in _boxes(value))
     return f"{left} of {value.numel()} elements are in no file" if left else None
 

@@ -80,7 +80,7 @@ class ByServer:
         self._read: list[list[str]] = []
 
     def gather(self, topic: str, value: object, timeout_s: float) -> list[Any]:
-        self._client.set(f"{topic}/{self.rank}", pickle.dumps(value))
+        self._set(f"{topic}/{self.rank}", value)
         if self.rank != 0:
             return []
         keys = [f"{topic}/{rank}" for rank in range(self.world_size)]
@@ -91,13 +91,22 @@ class ByServer:
     def spread(self, topic: str, value: object, timeout_s: float) -> Any:
         key = f"{topic}/all"
         if self.rank == 0:
-            self._client.set(key, pickle.dumps(value))
+            self._set(key, value)
             self._forget([key])
             return value
         return pickle.loads(self._get(key, timeout_s, "rank 0"))
 
     def another(self) -> ByServer:
         return ByServer(self.rank, self.world_size, self._address, self._server)
+
+    def _set(self, key: str, value: object) -> None:
+        try:
+            self._client.set(key, pickle.dumps(value))
+        except RuntimeError as error:  # torch's DistNetworkError
+            raise CheckpointError(
+                f"rank 0, through which ranks agree, is gone: {reason_of(error)} ({key})",
+                "see why rank 0 ended; the checkpoints that were committed are whole",
+            ) from error
 
     def _get(self, key: str, timeout_s: float, who: str) -> bytes:
         self._client.set_timeout(timedelta(seconds=timeout_s))

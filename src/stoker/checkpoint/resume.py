@@ -125,7 +125,17 @@ def fetch(remote: Tier, local: Tier, manifest: Manifest, wanted: Sequence[FileEn
     disk.make_root(local.root)
     disk.check_room(local.root, sum(entry.size for entry in wanted))
     disk.make_folder(folder)
-    disk.write_named(folder / f"{OWNER}.fetch", machine.owner_token().encode())  # nobody sweeps it meanwhile
+    owner = folder / f"{OWNER}.fetch"
+    disk.write_named(owner, machine.owner_token().encode())  # nobody sweeps it meanwhile
+    try:
+        _fetch(remote, local, folder, manifest, wanted)
+    except (StokerError, OSError):
+        with contextlib.suppress(OSError):
+            disk.remove(owner)  # the janitor may have it: what is there must not keep a full disk full
+        raise
+
+
+def _fetch(remote: Tier, local: Tier, folder: Path, manifest: Manifest, wanted: Sequence[FileEntry]) -> None:
     for mark in (COMMITTED, VERIFIED, DAMAGED, NODE):
         if (folder / mark).exists():
             disk.remove(folder / mark)
