@@ -204,3 +204,15 @@ def test_what_is_no_number_is_no_length(tmp_path: Path, told: dict[str, object])
     as_table(tmp_path, documents(1, COUNTS))
     with pytest.raises(UsageError, match=next(iter(told))):
         tokens(stoker.open(tmp_path), **{"length": 2, **told})
+
+
+def test_what_has_no_documents_is_said(tmp_path: Path) -> None:
+    """A mixture, windows themselves and what is no dataset have no documents to cut; windows have no lengths to sort."""
+    write_tar(tmp_path / "0.tar", {f"{n}": {"npy": npy(np.arange(9, dtype=np.int32))} for n in range(9)})
+    data = stoker.open(tmp_path)
+    windows = tokens(data, "npy", length=4)
+    for wrong in (stoker.Mixture({"a": (data, 1)}), windows, None, str(tmp_path)):
+        with pytest.raises(UsageError, match=r"(?s)tokens takes a dataset of documents, found .*hint: .*of each part"):
+            tokens(wrong, "npy", length=4)  # type: ignore[arg-type]  # that is the question
+    with pytest.raises(UsageError, match="windows of tokens have one length"):
+        stoker.Loader(windows, stoker.Buckets("npy", bounds=(8,), tokens=64))

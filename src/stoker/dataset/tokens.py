@@ -49,6 +49,11 @@ def tokens(
 
     Raises UsageError when the column holds no tokens, or less than a window of them.
     """
+    if not isinstance(dataset, Dataset) or isinstance(dataset, TokenDataset) or not hasattr(dataset, "index"):
+        raise UsageError(
+            f"tokens takes a dataset of documents, found {dataset!r:.100}",
+            "stoker.open(url) opens one; of a mixture, make windows of each part: stoker.Mixture of stoker.tokens(…)",
+        )
     if dataset.maps:
         raise UsageError("tokens takes a dataset without maps", "map the windows: stoker.tokens(…).map(function)")
     if column not in dataset.index.fields:
@@ -77,6 +82,8 @@ def tokens(
 def sample_lengths(dataset: Dataset, name: str) -> np.ndarray:
     """The length of every sample, int64 [samples]: the value of the metadata column *name*, or of the field *name* its
     elements where it is an array of numbers, else its bytes. UsageError where there is no such thing."""
+    if isinstance(dataset, TokenDataset):
+        raise UsageError("windows of tokens have one length", "a batch size does; buckets are for whole documents")
     if name in dataset.index.columns:
         values: np.ndarray = dataset.index.column(name).to_numpy()
         return values
