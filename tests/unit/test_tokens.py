@@ -207,7 +207,7 @@ def test_what_is_no_number_is_no_length(tmp_path: Path, told: dict[str, object])
 
 
 def test_what_has_no_documents_is_said(tmp_path: Path) -> None:
-    """A mixture, windows themselves and what is no dataset have no documents to cut; windows have no lengths to sort."""
+    """A mixture, windows themselves and what is no dataset have no documents; windows have no lengths to sort."""
     write_tar(tmp_path / "0.tar", {f"{n}": {"npy": npy(np.arange(9, dtype=np.int32))} for n in range(9)})
     data = stoker.open(tmp_path)
     windows = tokens(data, "npy", length=4)
