@@ -15,7 +15,8 @@ import torch
 
 import stoker
 from stoker.checkpoint.tensors import Staging
-from support_checkpoint import complete, same, saved
+from stoker.errors import CheckpointError
+from support_checkpoint import complete, same, saved, seen
 from support_store import until
 
 Copied = Callable[[int], None]
@@ -124,3 +125,35 @@ def test_a_disk_that_refuses_before_all_is_copied(tmp_path: Path, monkeypatch: p
         saved(ck, 3, state_of(300))
         assert ck._saver.writer_pid() == pid
     assert complete(tmp_path) == [1, 3] and same(back(tmp_path), state_of(300))
+
+
+def test_closing_in_the_middle_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler does that does not exit: the copy ends in peace, the save is told as failed, nobody waits."""
+    fill = Staging.fill
+    with stoker.Checkpointer(tmp_path) as ck:
+        saved(ck, 1, {"x": torch.ones(MIB), "y": torch.ones(MIB)})
+
+        def closing(self: Staging, planner: Any, guarded: Any, copied: Copied) -> None:
+            fill(self, planner, guarded, lambda nbytes: (ck.close(5), copied(nbytes))[1])
+
+        monkeypatch.setattr(Staging, "fill", closing)
+        save = ck.save(2, {"x": torch.zeros(MIB), "y": torch.zeros(MIB)})
+        assert not save.wait(10) and save.state == "failed" and "closed" in str(save.error)
+    assert complete(tmp_path) == [1] and len(seen(tmp_path)) == 1
+
+
+def test_resuming_inside_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread or a signal handler, it would take the save's memory away: refused."""
+    fill = Staging.fill
+    with stoker.Checkpointer(tmp_path) as ck:
+        saved(ck, 1, {"x": torch.ones(MIB)})
+
+        def resuming(self: Staging, planner: Any, guarded: Any, copied: Copied) -> None:
+            with pytest.raises(CheckpointError, match="inside `save`"):
+                ck.resume({"x": torch.ones(MIB)})
+            fill(self, planner, guarded, copied)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Staging, "fill", resuming)
+            saved(ck, 2, {"x": torch.zeros(MIB)})
+        assert ck.resume({"x": torch.ones(MIB)}) is not None

@@ -30,8 +30,9 @@ from support_store import until
 
 MIB = 1 << 20
 
+TURNS = os.environ.get("STOKER_CTRL_C_POINTS", "25")
 INTERRUPTED = """
-import random, sys
+import dis, random, sys
 from pathlib import Path
 import torch
 import stoker
@@ -39,20 +40,29 @@ import stoker
 OURS = ("checkpointer.py", "saver.py", "planning.py", "tensors.py", "kinds.py", "helper.py", "wire.py", "values.py")
 opcode = 0
 def interrupted(at, work):
-    '''Do *work*, and raise KeyboardInterrupt at its opcode number *at*; where that was, if it came out.'''
+    '''Do *work*, and raise KeyboardInterrupt at the point number *at* of those where a signal's handler may run, which
+    is after calls, at the begin of functions and in loops; where that was, if it came out.'''
     global opcode
     opcode = 0
-    def trace(frame, event, argument):
-        global opcode
+    def tracer():
+        before = None
+        def trace(frame, event, argument):
+            global opcode
+            nonlocal before
+            if event == "opcode":
+                if before in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"):
+                    opcode += 1
+                    if opcode == at:
+                        raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                before = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            return trace
+        return trace
+    def enter(frame, event, argument):
         if not frame.f_code.co_filename.endswith(OURS):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
-            opcode += 1
-            if opcode == at:
-                raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        return trace
-    sys.settrace(trace)
+        return tracer()
+    sys.settrace(enter)
     try:
         work()
     except KeyboardInterrupt as error:
@@ -86,12 +96,12 @@ with stoker.Checkpointer(folder, on_full="wait", keep=10_000) as ck:
 
 
 def test_ctrl_c_anywhere_in_a_save(tmp_path: Path) -> None:
-    """At any opcode: the save happens or leaves nothing, nobody waits for it, and the next one works."""
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), "25"]
+    """Wherever Python looks for signals: the save happens or leaves nothing, and the next one works."""
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), TURNS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     every, came, writers_lost = map(int, done.stdout.split())
-    assert every > 500 and came > 15 and writers_lost == 0
+    assert every > 150 and came > 0.6 * int(TURNS) and writers_lost == 0
 
 
 def masked() -> torch.Tensor:
@@ -289,7 +299,7 @@ def test_threads_that_save_at_once(tmp_path: Path) -> None:
         for one in threads:
             one.join()
         assert ck._saver.wait_free(30)
-        assert set(outcomes) <= {"saved", "`save` was called inside `save`, or by two threads at once"}
+        assert set(outcomes) <= {"saved", "`save` or `resume` was called inside `save`, or by two threads at once"}
         steps = complete(tmp_path)
         assert outcomes.count("saved") + 1 == len(steps) == len(seen(tmp_path)) > 1
         for step in steps[1:4]:

@@ -40,6 +40,7 @@ from stoker.checkpoint.values import (
     places,
     positive,
     put_back,
+    take_turn,
 )  # fmt: skip
 from stoker.checkpoint.writer import SMALL_BYTES_FREE, WriteJob, commit
 from stoker.clock import SYSTEM
@@ -103,7 +104,7 @@ class Checkpointer:
         self._description: tuple[Any, Any, bytes] | None = None
         self._last: Save | None = None
         self._handed_over: Save | None = None
-        self._turns: dict[str, object] = {}
+        self._turns: dict[object, None] = {}
         self._closed, self._pid = False, os.getpid()
         self._owner = owner_token()
         self._committed: str | None = None
@@ -137,15 +138,10 @@ class Checkpointer:
         """
         began_s, turn = SYSTEM.monotonic(), object()
         try:
-            if self._turns.setdefault("save", turn) is not turn:  # one step, whatever signals and threads do
-                raise CheckpointError(
-                    "`save` was called inside `save`, or by two threads at once",
-                    "in a signal handler call `wait`, not `save`; let one thread save",
-                )
+            take_turn(self._turns, turn)
             save = self._save(step, state, loader, metrics, per_rank, began_s)
         finally:
-            if self._turns.get("save") is turn:
-                self._turns.clear()
+            self._turns.pop(turn, None)
         if self._mode == "sync":
             save.wait()
             save.blocked_s = SYSTEM.monotonic() - began_s
@@ -308,7 +304,6 @@ class Checkpointer:
             return list(part.problems(state, kept["target"], kept["opened"], strict=strict))
 
         not_forked(self._pid)
-        self._saver.wait_free(None)  # the plan and its memory may be made anew below
         self._rounds += 1
         with untouched(state) if state is not None else contextlib.nullcontext():
             chosen = choose(
@@ -319,7 +314,12 @@ class Checkpointer:
             self._poke()
             return None
         folder, manifest = chosen
-        with self._local.reading(manifest.attempt) if folder.parent == self.root else contextlib.nullcontext():
+        reading = self._local.reading(manifest.attempt) if folder.parent == self.root else contextlib.nullcontext()
+        turn = object()
+        with reading, contextlib.ExitStack() as undo:
+            undo.callback(self._turns.pop, turn, None)
+            take_turn(self._turns, turn)
+            self._saver.wait_free(None)  # the plan and its memory may be made anew below
             position = put_back(loader, folder, manifest)  # first, since it may refuse, and nothing has changed yet
             if part is not None and state is not None:
                 part.load(state, kept["target"], kept["opened"])

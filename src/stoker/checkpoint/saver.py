@@ -172,6 +172,8 @@ class Saver:
         staged.save.blocked_s = self._clock.monotonic() - staged.began_s
         self._current = staged.save
         self._inbox.put(staged)
+        if self._closing:  # meanwhile, by a signal handler or another thread
+            self.refuse(staged, CheckpointError("the Checkpointer was closed"))
 
     def refuse(self, staged: Staged, error: BaseException | None) -> None:
         """Upon an error take a save back, unless it changed hands already; other ranks hear at once that this one's
@@ -179,7 +181,7 @@ class Saver:
         if error is None or not staged.claim.acquire(blocking=False):
             return
         reason = f"step {staged.save.step}: the state could not be copied: {type(error).__name__}: {error}"
-        if self._peers.world_size == 1:
+        if self._peers.world_size == 1 or self._closing:
             staged.save.end("failed", CheckpointError(reason))
             self._give_up(staged.job)
             return

@@ -251,6 +251,7 @@ class Staging:
         self.nbytes = plan.layout.nbytes
         self.pinned = pin
         self.descriptor, self._owner = -1, os.getpid()
+        self._filling = False
         self._locked: PageLocked | None = None
         self._stream: Any = None
         self._copied: Any = None
@@ -290,6 +291,13 @@ class Staging:
         *guarded*: addresses of tensors that only an optimizer changes, which waits by `guard`. All others (buffers that
         the next forward changes, tensors that nobody owns) are copied first, and the current stream waits for those.
         """
+        self._filling = True
+        try:
+            self._fill(planner, guarded, copied)
+        finally:
+            self._filling = False
+
+    def _fill(self, planner: DefaultSavePlanner, guarded: Set[int], copied: Callable[[int], None]) -> None:
         every = zip(self._views, self._live(planner), self.plan.layout.placed, strict=True)
         copies = [(one[0], one[1], one[2].image_offset + one[2].nbytes) for one in every if one[0] is not None]
         if self._stream is None:
@@ -337,7 +345,7 @@ class Staging:
             self._locked.close()
         self._views = []
         if self.descriptor >= 0:
-            if os.getpid() == self._owner:
+            if os.getpid() == self._owner and not self._filling:  # who closes this in mid-copy must not end the process
                 os.ftruncate(self.descriptor, 0)
             os.close(self.descriptor)
             self.descriptor = -1

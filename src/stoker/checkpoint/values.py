@@ -147,6 +147,18 @@ def not_forked(pid: int) -> None:
         )
 
 
+def take_turn(turns: dict[object, None], mine: object) -> None:
+    """CheckpointError beside another call. Each step is one that no signal and no thread can divide; the caller gives
+    the turn back by `turns.pop(mine, None)` in a `finally` of its own, since a call of ours could be interrupted first.
+    """
+    turns[mine] = None
+    if next(iter(list(turns))) is not mine:
+        raise CheckpointError(
+            "`save` or `resume` was called inside `save`, or by two threads at once",
+            "in a signal handler call `wait`, not `save`; let one thread save",
+        )
+
+
 def choice(name: str, found: object, *allowed: str) -> None:
     """UsageError unless *found* is allowed."""
     if found not in allowed:
