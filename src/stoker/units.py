@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 from stoker.errors import UsageError
 
@@ -16,11 +17,11 @@ BYTES_MAX, SECONDS_MAX = 2**63, 1e12
 
 def parse_bytes(text: str | int) -> int:
     """Bytes of "256MB" (10^6), "64MiB" (2^20), "1.5G" or 1000. Raises UsageError on anything else."""
-    if isinstance(text, int):
-        if text < 0:
+    if isinstance(text, Integral) and not isinstance(text, bool):
+        if int(text) < 0:
             raise UsageError(f"a size must not be negative, found {text}")
-        return text
-    match = _SIZE.fullmatch(text)
+        return int(text)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     unit = match[2].upper() if match is not None else "I"
     count = float(match[1]) * _BINARY.get(unit, _POWERS.get(unit, 1)) if match is not None else 0.0
     if unit == "I" or count > BYTES_MAX:

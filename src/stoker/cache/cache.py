@@ -65,6 +65,10 @@ class Cache:
         free_min: str | int = "1GB",
         read_only: bool | None = None,
     ) -> None:
+        if not isinstance(path, str | Path) or not str(path) or "://" in str(path):
+            raise UsageError(
+                f"a cache is a folder on a disk of this machine, found {path!r:.80}", "as stoker.Cache('/nvme/stoker')"
+            )
         self.path = Path(path).expanduser().absolute()
         self.limit = None if limit is None else parse_bytes(limit)
         self.free_min = parse_bytes(free_min)

@@ -6,6 +6,7 @@ are opened on first use in each process. Filling a cache needs `objects()` and `
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,13 @@ from stoker.store import HasPaths, Store, innermost
 
 Sample = dict[str, Any]
 Map = Callable[[Sample], Sample]
+
+
+def checked_map(function: Map) -> Map:
+    """*function*, if it can be called at all."""
+    if not callable(function):
+        raise UsageError(f"map takes a function of a sample's dict, found {function!r:.80}")
+    return function
 
 
 class Dataset:
@@ -96,7 +104,7 @@ class Dataset:
 
     def map(self, function: Map) -> Dataset:
         """The dataset with *function* applied to each raw sample (a dict with `__key__`, `__index__`) as it is read."""
-        return Dataset(self.store, self.index, cache=self.cache, maps=(*self.maps, function))
+        return Dataset(self.store, self.index, cache=self.cache, maps=(*self.maps, checked_map(function)))
 
     def mapped(self, sample: Sample) -> Sample:
         """*sample* after all maps."""
@@ -122,7 +130,7 @@ class Dataset:
         return SampleReader(self.index, objects, fields=fields, cached=self.cache is not None, recorder=recorder)
 
     def __getitem__(self, sample: int) -> Sample:
-        number = int(sample)
+        number = operator.index(sample)
         if number < 0:
             number += len(self)
         if not 0 <= number < len(self):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from stoker.dataset.dataset import Dataset, Map
+from stoker.dataset.dataset import Dataset, Map, checked_map
 from stoker.dataset.mixture_read import MixtureReader
 from stoker.dataset.read import SampleReader
 from stoker.errors import UsageError
@@ -151,7 +152,8 @@ class Mixture(Dataset):
         return dict(zip(self.parts, order.counts(first, stop).tolist(), strict=True))
 
     def map(self, function: Map) -> Mixture:
-        return Mixture(self._pairs, epoch=self._epoch, weights_from=self._weights_from, maps=(*self.maps, function))
+        maps = (*self.maps, checked_map(function))
+        return Mixture(self._pairs, epoch=self._epoch, weights_from=self._weights_from, maps=maps)
 
     def reweighted(self, position: int, weights: Mapping[str, float]) -> Mixture:
         """The same mixture with other *weights* from *position* on: a run that stands before it goes on with it."""
@@ -168,8 +170,8 @@ class Mixture(Dataset):
 
     def __getitem__(self, sample: int) -> dict[str, Any]:
         """Sample by number: the sources' samples one behind the other, whatever their weights."""
-        part, number = self._part(int(sample))
-        return self.mapped({**part[number], "__index__": int(sample)})
+        part, number = self._part(operator.index(sample))
+        return self.mapped({**part[number], "__index__": operator.index(sample)})
 
 
 def _stretches(weights: Mapping[str, float], later: Mapping[int, Mapping[str, float]]) -> tuple[Stretch, ...]:

@@ -4,7 +4,7 @@ dataset."""
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +31,10 @@ def _is_folder(url: str) -> bool:
 
 def split_urls(url: str | Path | Sequence[str]) -> tuple[str, list[str] | None]:
     """The store's URL, and the shards' keys in it when single objects were named (brace patterns are expanded)."""
-    given = [str(url)] if isinstance(url, str | Path) else [str(one) for one in url]
+    named = [url] if isinstance(url, str | Path) else list(url) if isinstance(url, Iterable) else [url]
+    if not all(isinstance(one, str | Path) for one in named):
+        raise UsageError(f"open takes a URL, a path, or a list of shards, found {url!r:.80}")
+    given = [str(one) for one in named]
     if not given:
         raise UsageError("no URL was given to open", "pass a folder, a bucket URL, a brace pattern or a list of shards")
     expanded = [one for pattern in given for one in expand(pattern)]
@@ -74,6 +77,13 @@ def open(  # noqa: A001  # the public name is `stoker.open`, like `gzip.open`
 
     Raises NotFoundError, AccessError (the store), ShardError (a damaged shard or index), UsageError.
     """
+    for name, value, kind in (("cache", cache, Cache | str | Path), ("options", options, StoreOptions)):
+        if value is not None and not isinstance(value, kind):
+            raise UsageError(
+                f"{name} is a {getattr(kind, '__name__', 'stoker.Cache or its folder')}, found {value!r:.80}"
+            )
+    if check not in ("touch", "all"):
+        raise UsageError(f"check is 'touch' or 'all', found {check!r:.80}")
     root, shards = split_urls(url)
     store = connect(root, recorder=recorder, options=options)
     kept = Cache(cache) if isinstance(cache, str | Path) else cache

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from stoker.cache import Objects, WrongDigestError
 from stoker.dataset.copying import Int64Array
-from stoker.dataset.dataset import Dataset, Map
+from stoker.dataset.dataset import Dataset, Map, checked_map
 from stoker.dataset.gather import Gatherer
 from stoker.dataset.read import RawSamples, SampleReader
 from stoker.dataset.token_gather import TokenGatherer
@@ -205,7 +205,7 @@ class TokenDataset(Dataset):
         return str(blake3(f"{self.index.plan_identity()}\0{self.column.said()}".encode()).hexdigest())
 
     def map(self, function: Map) -> TokenDataset:
-        return TokenDataset(self.documents, self.column, maps=(*self.maps, function))
+        return TokenDataset(self.documents, self.column, maps=(*self.maps, checked_map(function)))
 
     def objects(self, samples: np.ndarray | None = None) -> Iterator[ObjectRef]:
         """Every object once, in order of first use by the windows *samples* (int64; default: as they lie)."""
