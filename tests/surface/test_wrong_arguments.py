@@ -69,3 +69,20 @@ def test_samples_by_number_only(data: Path, make: Callable[[stoker.Dataset], sto
     assert dataset[np.int64(3)]["__index__"] == 3
     with pytest.raises(UsageError, match="map takes a function of a sample's dict, found 3"):
         dataset.map(3)  # type: ignore[arg-type]  # that is the question
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 4}, "budget is a stoker.Budget, found 4"),
+        ({"budget": stoker.Budget(feeders=1000)}, "at most 256, found 1000"),
+        ({"budget": stoker.Budget(adapt="no")}, "adapt=. is True or False, found 'no'"),  # type: ignore[arg-type]
+        ({"fields": {3: int}}, "fields maps names to decoders, found 3 for a name"),
+        ({"transform": "f"}, "transform is a function, found 'f'"),
+        ({"batch_transform": 3}, "batch_transform is a function, found 3"),
+    ],
+)
+def test_options_of_a_loader(data: Path, options: dict[str, Any], message: str) -> None:
+    """Before a feeder is started, not by its first batch."""
+    with pytest.raises(UsageError, match=message):
+        stoker.Loader(stoker.open(data), 4, **options)

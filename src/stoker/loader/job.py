@@ -76,6 +76,11 @@ class Job:
     """No fields were named: what a format gives as text stays text where no decoder is known for the field."""
     padding: Padding | None = None
 
+    def __post_init__(self) -> None:
+        for name, function in (("transform", self.transform), ("batch_transform", self.batch_transform)):
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} is a function, found {function!r:.80}")
+
     @property
     def rows(self) -> int:
         """Samples of the largest batch."""

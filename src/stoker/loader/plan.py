@@ -30,6 +30,7 @@ READERS_MAX = 256
 THREADS_MAX = 128
 """Threads that wait for something else than a CPU may be many; those that compute never get beyond the CPUs."""
 SLOTS_MAX = 64
+FEEDERS_MAX = 256
 RAM_SHARE = 0.25
 """Share of the free memory that all feeders of a node may use together."""
 
@@ -89,6 +90,8 @@ def plan_fields(dataset: Dataset, fields: Mapping[str, object] | None) -> tuple[
     if not fields:
         raise UsageError("fields is empty: name at least one, as {'image': stoker.image.CenterCrop(224), 'cls': int}")
     for name in fields:
+        if not isinstance(name, str):
+            raise UsageError(f"fields maps names to decoders, found {name!r:.80} for a name")
         wanted = (name, *(part.strip() for part in name.split(";")))
         known = set(dataset.fields)
         if not dataset.maps and not any(one in known or one == "image" for one in wanted):
@@ -161,10 +164,16 @@ def _fits_cache(dataset: Dataset) -> bool:
 
 def plan_work(dataset: Dataset, budget: Budget | None, ranks: Ranks, *, pinned: bool) -> Work:
     """Threads and memory under the budget."""
-    given = budget or Budget()
+    given = Budget() if budget is None else budget
+    if not isinstance(given, Budget):
+        raise UsageError(f"budget is a stoker.Budget, found {given!r:.80}", "as stoker.Budget(cpus=8, ram_bytes=10**9)")
+    if type(given.adapt) is not bool:
+        raise UsageError(f"Budget(adapt=) is True or False, found {given.adapt!r:.80}")
     for name, value in (("cpus", given.cpus), ("ram_bytes", given.ram_bytes), ("feeders", given.feeders)):
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"Budget({name}=) is a whole number, at least 1, found {value!r}")
+    if given.feeders is not None and given.feeders > FEEDERS_MAX:
+        raise UsageError(f"Budget(feeders=) is the number of processes, at most {FEEDERS_MAX}, found {given.feeders}")
     threads = given.cpus or max(1, machine.cpus() // ranks.local_world_size)
     ram = given.ram_bytes or int(machine.memory_bytes_free() * RAM_SHARE / ranks.local_world_size)
     return Work(threads, READERS_REMOTE if dataset.remote else 0, SLOTS, ram, threads, given.adapt, pinned)
