@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,3 +196,16 @@ def test_list_is_lazy(tmp_path: Path) -> None:
     assert next(found).key == "a/1"
     (tmp_path / "b" / "2").write_bytes(b"")
     assert [info.key for info in found] == ["b/1", "b/2"]
+
+
+def test_a_folder_that_goes_while_it_is_listed(tmp_path: Path) -> None:
+    """Whoever deletes beside a list makes it shorter, not fail; a root that is not there is told all the same."""
+    for name in ("a/1", "b/c/2", "d/3"):
+        Path(tmp_path, name).parent.mkdir(parents=True)
+        Path(tmp_path, name).write_bytes(b"x")
+    found = Local(tmp_path).list()
+    assert next(iter(found)).key == "a/1"
+    shutil.rmtree(tmp_path / "b")
+    assert [one.key for one in found] == ["d/3"]
+    with pytest.raises(NotFoundError):
+        list(Local(tmp_path / "b").list())

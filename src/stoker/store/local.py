@@ -169,12 +169,17 @@ class Local:
     def _walk(self, folder: Path, base: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
         """Files below *folder*, whose key is *base*, in byte order. *above*: the folders around it, against loops."""
         with self._named(base or "."):
-            here = folder.stat()
-            identity = (here.st_dev, here.st_ino)
-            if identity in above:
-                return
-            with os.scandir(folder) as entries:
-                children = list(filter(None, (self._child(entry, base, prefix) for entry in entries)))
+            try:
+                here = folder.stat()
+                identity = (here.st_dev, here.st_ino)
+                if identity in above:
+                    return
+                with os.scandir(folder) as entries:
+                    children = list(filter(None, (self._child(entry, base, prefix) for entry in entries)))
+            except FileNotFoundError:
+                if not base:
+                    raise
+                return  # deleted since the folder above was read
         children.sort(key=itemgetter(0))
         for _, entry, is_folder in children:
             if is_folder:
