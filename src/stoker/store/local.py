@@ -177,8 +177,6 @@ class Local:
                 with os.scandir(folder) as entries:
                     children = list(filter(None, (self._child(entry, base, prefix) for entry in entries)))
             except FileNotFoundError:
-                if not base:
-                    raise
                 return  # deleted since the folder above was read
         children.sort(key=itemgetter(0))
         for _, entry, is_folder in children:
