@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -281,3 +284,22 @@ def test_wrong_use_is_refused(iterable: object, options: dict[str, object], word
     """What cannot be iterated over, and thresholds that are no numbers, are named."""
     with pytest.raises(UsageError, match=words):
         stoker.observe(iterable, **options)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_is_observed_for_itself(again: Callable[[Any], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Here or in a worker process: same items, name and thresholds, and counts of its own."""
+    loader = stoker.observe([1, 2, 3], name="train", warmup=2, summary=False)
+    assert list(loader) == [1, 2, 3]
+    other = again(loader)
+    assert other.report().iterations == 0 and other.report().name == "train"
+    assert list(other) == [1, 2, 3] and other.report().warmup_iterations == loader.report().warmup_iterations
+    assert (loader.report().iterations, other.report().iterations) == (3, 3)
+    del other
+    assert capsys.readouterr().err == ""
+
+
+def test_a_warm_up_ends() -> None:
+    """An endless one is no number of iterations."""
+    with pytest.raises(UsageError, match="warmup is a number of iterations, found inf"):
+        stoker.observe([1], warmup=float("inf"))  # type: ignore[arg-type]  # that is the question

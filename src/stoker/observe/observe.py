@@ -7,10 +7,11 @@ object's. Surprising: an iteration's step is only known when the loop asks for t
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -49,6 +50,8 @@ def observe(
     for label, value in (("wait_s_max", wait_s_max), ("ratio_max", ratio_max), ("warmup", warmup or 0)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise UsageError(f"{label} must be a number from 0 on, found {value!r}")
+    if warmup is not None and not math.isfinite(warmup):
+        raise UsageError(f"warmup is a number of iterations, found {warmup!r}")
     if warmup is None:
         warmup = max(WARMUP, _in_flight(iterable))
     tally = Tally(name or type(iterable).__name__, warmup=int(warmup), wait_s_max=wait_s_max, ratio_max=ratio_max)
@@ -64,10 +67,11 @@ def _in_flight(iterable: object) -> int:
 class Observed(Generic[Item]):
     """What `observe` gives: iterable as often as the wrapped object is; other attributes are that object's."""
 
-    __slots__ = ("__weakref__", "_clock", "_end", "_log", "_tally", "_wrapped")
+    __slots__ = ("__weakref__", "_clock", "_end", "_log", "_summary", "_tally", "_wrapped")
     _clock: Clock
     _end: weakref.finalize[..., Any]
     _log: RunLog | None
+    _summary: bool
     _tally: Tally
     _wrapped: Iterable[Item]
 
@@ -76,8 +80,13 @@ class Observed(Generic[Item]):
         own(self, "_wrapped", wrapped)
         own(self, "_tally", tally)
         own(self, "_clock", clock)
+        own(self, "_summary", summary)
         own(self, "_log", RunLog.from_environment())
         own(self, "_end", weakref.finalize(self, _finish, tally, self._log, summary, os.getpid()))
+
+    def __reduce__(self) -> tuple[Callable[..., Observed[Item]], tuple[object, ...]]:
+        # A copy, here or in another process, is observed for itself, from nothing on.
+        return _again, (self._wrapped, self._tally.anew(), self._summary)
 
     def __iter__(self) -> Iterator[Item]:
         return _Pass(self._wrapped, self._tally, self._log, self._clock)
@@ -117,6 +126,10 @@ class Observed(Generic[Item]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _again(wrapped: Iterable[Item], tally: Tally, summary: bool) -> Observed[Item]:
+    return Observed(wrapped, tally, summary=summary)
 
 
 def _finish(tally: Tally, log: RunLog | None, summary: bool, pid: int) -> None:

@@ -176,6 +176,10 @@ class Tally:
         self._starved = 0
         self._worst: list[tuple[float, int, int]] = []
 
+    def anew(self) -> Tally:
+        """One with the same name and thresholds that has seen nothing."""
+        return Tally(self.name, warmup=self._warmup, wait_s_max=self._wait_s_max, ratio_max=self._ratio_max)
+
     def waited(self, epoch: int, step: int, wait_s: float) -> Phase:
         """Item *step* of *epoch* came after *wait_s*; which kind of wait it was."""
         self.iterations += 1
