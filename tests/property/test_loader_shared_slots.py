@@ -60,6 +60,9 @@ class Run:
             for loader in loaders:
                 if self.state is not None:
                     loader.load_state_dict(self.state)
+            if loaders[0].epoch > self.epoch:  # stopped behind an epoch's last step
+                assert SAMPLES - self.consumed < (world * size if tail == "drop" else 1)
+                self.epoch, self.consumed = self.epoch + 1, 0
             iterators = [iter(loader) for loader in loaders]
             for _ in range(draw.randrange(1, 60)):
                 batches = [next(iterator, None) for iterator in iterators]
