@@ -31,7 +31,8 @@ def test_the_loaders_arguments() -> None:
     assert found == {
         "dataset": empty, "batch_size": empty, "fields": None, "seed": 0, "shuffle": "auto", "canonical_nodes": 1,
         "tail": "drop", "transform": None, "batch_transform": None, "on_bad": "raise", "on_bad_max": 0.001,
-        "device": None, "output": "torch", "layout": "dict", "rank": None, "world_size": None, "budget": None,
+        "device": None, "device_transform": None, "output": "torch", "layout": "dict", "rank": None,
+        "world_size": None, "budget": None,
     }  # fmt: skip
 
 

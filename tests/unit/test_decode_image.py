@@ -343,3 +343,11 @@ def test_pure_boxes() -> None:
     assert central_box(1, 1000, 0.001).height == 1
     assert short_side(100, 300, 50) == (50, 150) and short_side(300, 100, 50) == (150, 50)
     assert set(augment.FLIPS) == set(range(1, 9))
+
+
+@pytest.mark.parametrize("kind", [image.Resize, image.CenterCrop, image.RandomResizedCrop])
+@pytest.mark.parametrize("flip", [0.1, 1, "maybe", None])
+def test_a_flip_is_yes_or_no(kind: Any, flip: object) -> None:
+    """A probability would be taken for True."""
+    with pytest.raises(UsageError, match="flip is True or False"):
+        kind(32, flip=flip)

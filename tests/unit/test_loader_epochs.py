@@ -13,6 +13,7 @@ import stoker
 from stoker.errors import UsageError
 from support_dataset import jpeg, write_shards
 from support_store import until
+from support_transforms import doubles
 
 SAMPLES = 50
 
@@ -255,3 +256,21 @@ def test_the_first_batches_are_made_before_they_are_asked_for(dataset: stoker.Da
             for _ in loader:
                 pass
         assert next(iter(loader))["__index__"].tolist() == later
+
+
+def test_a_state_beyond_the_epoch(dataset: stoker.Dataset) -> None:
+    """A position that no epoch has is refused, and nothing changes."""
+    with stoker.Loader(dataset, 4, fields={"cls": int}) as loader:
+        state = loader.state_dict()
+        with pytest.raises(UsageError, match="positions, the state stands at 1000000000000"):
+            loader.load_state_dict({**state, "consumed": 10**12})
+        assert loader.state_dict() == state
+
+
+def test_a_tuple_of_what_a_transform_took_away(dataset: stoker.Dataset) -> None:
+    """The missing field is named, and what there is."""
+    with (
+        stoker.Loader(dataset, 4, fields={"cls": int}, transform=doubles, layout="tuple") as loader,
+        pytest.raises(UsageError, match=r"no cls; it has .*twice"),
+    ):
+        next(iter(loader))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,29 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> stoker.Dataset:
         return {"jpg": sample["jpg"]} if i == 11 else sample
 
     return stoker.open(write_shards(tmp_path_factory.mktemp("damaged"), SAMPLES, member=member))
+
+
+def broken(raw: object) -> object:
+    """A field that nobody can decode."""
+    raise ZeroDivisionError("mine")
+
+
+@pytest.mark.parametrize("how", ["at once", "set_epoch", "load_state_dict", "second iter"])
+def test_a_feeder_that_failed_before_it_was_told_to_start(dataset: stoker.Dataset, how: str) -> None:
+    """It looks at the first samples by itself, fails and is gone; its own error is told, not that nobody listens."""
+    with stoker.Loader(dataset, 4, fields={"txt": broken}, output="numpy") as loader:
+        pid = {feeder.pid for feeder in feeders()}
+        state = {**loader.state_dict(), "consumed": 8}
+        while pid & {feeder.pid for feeder in feeders() if feeder.status() != "zombie"}:
+            time.sleep(0.01)
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            if how == "set_epoch":
+                loader.set_epoch(1)
+            elif how == "load_state_dict":
+                loader.load_state_dict(state)
+            elif how == "second iter":
+                iter(loader)
+            next(iter(loader))
 
 
 FIELDS: dict[str, object] = {"image": stoker.image.CenterCrop(16), "cls": int}

@@ -38,6 +38,11 @@ def _into(pixels: Pixels, target: Size, out: Pixels | None, flip: bool) -> Pixel
     return fresh
 
 
+def _check_flip(flip: object) -> None:
+    if not isinstance(flip, bool):
+        raise UsageError(f"flip is True or False, and mirrors one picture in two; found {flip!r}")
+
+
 @dataclass(frozen=True)
 class Image:
     """The whole picture in its own size."""
@@ -67,6 +72,7 @@ class Resize:
     dtype: np.dtype[Any] | None = field(default=UINT8, init=False)
 
     def __post_init__(self) -> None:
+        _check_flip(self.flip)
         pair = _pair(self.size)
         object.__setattr__(self, "shape", None if isinstance(self.size, int) else (*pair, 3))
 
@@ -96,6 +102,7 @@ class CenterCrop:
     dtype: np.dtype[Any] | None = field(default=UINT8, init=False)
 
     def __post_init__(self) -> None:
+        _check_flip(self.flip)
         pair = _pair(self.size)
         object.__setattr__(self, "shape", (*pair, 3))
         if self.resize is not None and self.resize < min(pair):
@@ -128,6 +135,7 @@ class RandomResizedCrop:
     dtype: np.dtype[Any] | None = field(default=UINT8, init=False)
 
     def __post_init__(self) -> None:
+        _check_flip(self.flip)
         object.__setattr__(self, "shape", (*_pair(self.size), 3))
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from stoker.dataset import Keys
+from stoker.errors import UsageError
 from stoker.loader.batch import Delivered
 from stoker.loader.slab import Slab
 
@@ -104,3 +105,15 @@ class HandOut:
     def _tensor(self, value: np.ndarray) -> Any:
         assert self._to_tensor is not None
         return self._to_tensor(value) if value.dtype.kind in "biufc" and value.dtype.isnative else value
+
+
+def as_tuple(batch: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    """The fields alone. UsageError for one that a transform took away."""
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise UsageError(
+            f"layout='tuple' gives the fields {', '.join(names)}, but the batch has no {', '.join(missing)}; it has "
+            f"{', '.join(name for name in batch if not name.startswith('__'))}",
+            "a transform that renames or drops fields needs layout='dict'",
+        )
+    return tuple(batch[name] for name in names)

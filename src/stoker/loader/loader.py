@@ -23,7 +23,7 @@ from stoker.loader.batch import Bad, Delivered, Failed
 from stoker.loader.books import Books, Entry
 from stoker.loader.buckets import Buckets
 from stoker.loader.early import Early
-from stoker.loader.handout import HandOut
+from stoker.loader.handout import HandOut, as_tuple
 from stoker.loader.job import BadPolicy, BatchTransform, Job, OnBad, Start, Transform
 from stoker.loader.lanes import Lane, Lanes
 from stoker.loader.plan import (
@@ -168,11 +168,14 @@ class Loader:
         if not isinstance(state, Mapping):
             raise UsageError(f"a state is what state_dict() gave, found {type(state).__name__}")
         position = Position.from_dict(state)
+        if position.consumed > self._split.samples:
+            raise UsageError(f"an epoch has {self._split.samples} positions, the state stands at {position.consumed}")
         plan = self._plan(position.epoch, position.consumed)
         if position.plan != plan:
             raise UsageError(
                 f"the state belongs to another plan: it says {position.plan}, this loader's is {plan}",
-                "dataset, shards, seed, shuffle and canonical_nodes must be those of the run that saved it",
+                "dataset, shards, seed, shuffle, canonical_nodes, the weights of a mixture and the sizes of "
+                "buckets must be those of the run that saved it",
             )
         if position.consumed == self._split.consumed_after(0, len(self)) or position.consumed >= self._split.samples:
             position = Position(position.epoch + 1, 0, plan)  # saved at the very end of an epoch
@@ -210,7 +213,7 @@ class Loader:
         ended = SYSTEM.monotonic()
         self._books.note(Entry(taken.lane, told, began, ended, copied_s))
         early.returned(ended, batch)
-        return batch if self._layout == "dict" else tuple(batch[name] for name, _ in self._fields)
+        return batch if self._layout == "dict" else as_tuple(batch, [name for name, _ in self._fields])
 
     def _pass_over(self, lane: Lane, told: Delivered) -> None:
         """Every sample of the batch was skipped: alone, this process goes on; with others it would fall out of step."""

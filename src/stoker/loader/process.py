@@ -82,7 +82,17 @@ class FeederProcess:
         try:
             send(self._link, message)
         except OSError as error:
-            raise self._death() from error
+            raise self._last_word() from error
+
+    def _last_word(self) -> BaseException:
+        """Why nobody listens any more: what the feeder said of itself, else how it died."""
+        try:
+            while (told := self.take()) is not None:
+                if isinstance(told, Failed) and told.generation < 0:
+                    return rebuild(told)
+        except FeederError as error:
+            return error
+        return self._death()
 
     def start(self, start: Start) -> None:
         """Begin at *start*, dropping what was under way."""
