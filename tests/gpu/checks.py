@@ -14,6 +14,7 @@ import checkpoint
 import torch
 
 import stoker
+from stoker.torch import normalize
 from support_dataset import jpeg, lanes_of, write_shards
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,6 +69,33 @@ def recycled_slots_are_safe(folder: Path) -> Figures:
     return {"slots": counts}
 
 
+def early_batches_are_right(folder: Path) -> Figures:
+    """Steps long enough for the thread that takes the next batch over: normalised on the device, equal to the plain."""
+    fields: dict[str, object] = {"image": stoker.image.RandomResizedCrop(64, flip=True), "cls": int}
+    dataset, batches, early = stoker.open(folder), 0, 0
+
+    def on_device(batch: dict[str, object]) -> dict[str, object]:
+        return {"image": normalize(batch["image"])}
+
+    with (
+        stoker.Loader(dataset, 16, fields=fields, seed=3) as plain,
+        stoker.Loader(dataset, 16, fields=fields, seed=3, device=DEVICE, device_transform=on_device) as moved,
+    ):
+        for expected, got in zip(plain, moved, strict=True):
+            busy = torch.ones(512, 512, device=DEVICE)
+            began = time.perf_counter()
+            while time.perf_counter() - began < 0.02:  # a step
+                busy = (busy @ busy).clamp_(0, 1)
+            _settle()
+            assert torch.allclose(got["image"].cpu(), normalize(expected["image"]), atol=1e-5), "pixels differ"
+            assert got["image"].is_contiguous(memory_format=torch.channels_last)
+            assert moved._early is not None
+            batches, early = batches + 1, early + (moved._early._taken is not None)
+        report = moved.report()
+    assert early > batches / 2, f"only {early} of {batches} batches were taken over in the step before"
+    return {"batches": batches, "early": early, "next_ms": round(1000 * report.wait_s / batches, 3)}
+
+
 def copies_are_fast(folder: Path) -> Figures:
     """Bytes a second from the page-locked slab to the device, against a pageable copy of the same batch."""
     with stoker.Loader(
@@ -118,6 +146,7 @@ def _settle() -> None:
 
 CHECKS: tuple[Callable[[Path], Figures], ...] = (
     batches_are_right,
+    early_batches_are_right,
     recycled_slots_are_safe,
     copies_are_fast,
     training_waits_little,
