@@ -20,7 +20,7 @@ from stoker.pack import pack
 from stoker.pack.job import SHARD_BYTES
 from stoker.units import parse_bytes
 
-ROUNDS = int(os.environ.get("STOKER_BENCH_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("STOKER_BENCH_ROUNDS", "5"))
 
 
 def fill(folder: Path, wanted_bytes: int) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 from rival_kit import Epoch
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = int(os.environ.get("STOKER_BENCH_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("STOKER_BENCH_ROUNDS", "5"))
 CONTENDERS = ("stoker", "pillow", "torchvision", "webdataset", "mds", "litdata", "dali", "spdl")
 PATIENCE_S = 600
 """A child that is not through by then is ended, and named."""

@@ -1,7 +1,7 @@
 """stoker beside its rivals: JPEG → RandomResizedCrop 224 → flip → shuffled uint8 batches of 128, two workers each.
 
 A round is a fresh process: a warm epoch, then STOKER_BENCH_EPOCHS (2) that count, then one while memory is watched. Rounds are
-interleaved (STOKER_BENCH_ROUNDS, 3), values are medians, ratios to stoker are medians of the rounds' ratios.
+interleaved (STOKER_BENCH_ROUNDS, 5), values are medians, ratios to stoker are medians of the rounds' ratios.
 
 cpu_ms          CPU time an image over the whole process tree, ended processes included
 images_per_s    with the seams between the epochs; `floor` is one thread

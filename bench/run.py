@@ -8,7 +8,6 @@ and its plot as well (`page.py`). Exits with 1 when a bench failed; a number tha
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +24,7 @@ def main(arguments: list[str]) -> int:
     found: Lines = {}
     failed = []
     for name in names:
-        environment = {"STOKER_BENCH_ROUNDS": "5", **os.environ}
-        done = subprocess.run(
-            [sys.executable, HERE / f"{name}.py"], check=False, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        done = subprocess.run([sys.executable, HERE / f"{name}.py"], check=False, stdout=subprocess.PIPE, text=True)
         print(done.stdout, end="", flush=True)
         failed += [name] if done.returncode else []
         for line in filter(lambda one: one.startswith("{"), done.stdout.splitlines()):

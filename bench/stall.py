@@ -10,7 +10,7 @@ supply      images/s
 others      share of all cores that processes of others took from the supply's measuring on; more than some hundredths, and the wait
             says more about them: a supply measured while nobody else worked is not there afterwards
 
-Rounds (STOKER_BENCH_ROUNDS, 3) are interleaved, values are medians. Photos, STOKER_BENCH_ONLY and STOKER_BENCH_WORKERS are as in
+Rounds (STOKER_BENCH_ROUNDS, 5) are interleaved, values are medians. Photos, STOKER_BENCH_ONLY and STOKER_BENCH_WORKERS are as in
 `rivals.py`. The table goes to stderr, one JSON line to stdout.
 """
 

@@ -6,7 +6,7 @@ windows     the same tokens as documents of 10,240, cut into windows of 2,048 by
 memmap      torch's DataLoader over a `np.memmap`, two workers
 litdata, mds   their own writers and loaders, two workers
 
-A round is a fresh process: a warm epoch, then five that count, median. Rounds (STOKER_BENCH_ROUNDS, 3) are interleaved, and what is
+A round is a fresh process: a warm epoch, then five that count, median. Rounds (STOKER_BENCH_ROUNDS, 5) are interleaved, and what is
 printed is their median: GB/s of tokens, CPU seconds a GB of the whole process tree, and ratios to stoker of the same turn.
 STOKER_BENCH_ONLY and STOKER_BENCH_WORKERS are as in `rivals.py`. The table goes to stderr, one JSON line to stdout.
 """
