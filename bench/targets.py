@@ -105,7 +105,7 @@ def checkpoint(line: dict[str, Any]) -> Iterator[Row]:
 def pack(line: dict[str, Any]) -> Iterator[Row]:
     """Packing."""
     what = "pack, digests and index included, against copying with fsync"
-    yield Row(what, line["ratio"], 0.7, "{:.2f} ×", True, "pack.py")
+    yield Row(what, line["ratio"], 0.7, "{:.3f} ×", True, "pack.py")
 
 
 def index(line: dict[str, Any]) -> Iterator[Row]:

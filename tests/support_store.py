@@ -71,11 +71,14 @@ class Counting(Around):
         self.calls: Counter[str] = Counter()
         self.read_bytes: Counter[str] = Counter()
         self.ranges: list[tuple[str, ByteRange]] = []
+        self._adding = threading.Lock()
 
     def around(self, call: Call, work: Callable[[], Result]) -> Result:
-        self.calls[call.operation] += 1
+        with self._adding:
+            self.calls[call.operation] += 1
         result = work()
-        self.read_bytes[call.key] += len(result) if isinstance(result, bytes) else call.read_bytes
+        with self._adding:
+            self.read_bytes[call.key] += len(result) if isinstance(result, bytes) else call.read_bytes
         return result
 
     def get_ranges(self, key: str, ranges: Sequence[ByteRange], *, version: str | None = None) -> list[bytes]:
