@@ -164,7 +164,6 @@ def test_reads_besides_do_not_take_the_wire(tmp_path: Path, monkeypatch: pytest.
         return bytes(reading.read(ref, [ByteRange(at, at + 10)]).data[0])
 
     assert [read(at) for at in (0, 100, 200)] == [random_bytes(0, size)[at : at + 10] for at in (0, 100, 200)]
-    asked = len(store.ranges)
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(read, at) for at in range(0, size - 10, size // 20)]
         until(lambda: sum(one.running() for one in waiting) == 4)
@@ -174,7 +173,8 @@ def test_reads_besides_do_not_take_the_wire(tmp_path: Path, monkeypatch: pytest.
             random_bytes(0, size)[at : at + 10] for at in range(0, size - 10, size // 20)
         ]
     reading.close()
-    assert store.ranges[asked:] == [(ref.key, ByteRange(0, size))]  # the object itself, once
+    assert store.ranges.count((ref.key, ByteRange(0, size))) == 1  # the object itself; it may come before the reads
+    assert len(store.ranges) == 1 + 3
 
 
 class Plain(Counting):
