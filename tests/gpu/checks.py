@@ -15,7 +15,7 @@ import torch
 
 import stoker
 from stoker.torch import normalize
-from support_dataset import jpeg, lanes_of, write_shards
+from support_dataset import jpeg, spoil_what_comes_back, write_shards
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Figures = dict[str, object]
@@ -33,23 +33,6 @@ def batches_are_right(folder: Path) -> Figures:
             assert torch.equal(got["image"].cpu(), expected["image"]), "pixels differ"
             assert torch.equal(got["cls"].cpu(), expected["cls"]), "labels differ"
     return {"batches": len(moved)}
-
-
-def spoil_what_comes_back(loader: stoker.Loader) -> list[int]:
-    """Have every slot overwritten with a pattern as soon as it is free again; the list grows by their numbers."""
-    feeder, spoiled = lanes_of(loader)._lanes[0].feeder, list[int]()
-    give_back = feeder.free
-
-    def spoil(slots: list[int]) -> None:
-        assert feeder.slab is not None
-        for slot in slots:
-            for array in feeder.slab.arrays(slot).values():
-                array.reshape(-1).view("uint8")[:] = 0xA5
-        spoiled.extend(slots)
-        give_back(slots)
-
-    feeder.free = spoil
-    return spoiled
 
 
 def recycled_slots_are_safe(folder: Path) -> Figures:

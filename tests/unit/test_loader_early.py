@@ -23,7 +23,7 @@ import torch
 import stoker
 from stoker.errors import FeederError, SampleError
 from stoker.loader import Loader, early
-from support_dataset import SRC, feeders, jpeg, lanes_of, write_shards
+from support_dataset import SRC, feeders, jpeg, lanes_of, spoil_what_comes_back, write_shards
 from support_transforms import hangs_at_20
 
 SAMPLES = 103
@@ -152,18 +152,7 @@ def test_a_batch_in_use_is_never_overwritten(folder: Path) -> None:
     with make(folder) as loader:
         next(iter(loader))
         loader.set_epoch(0)
-        feeder, spoiled = lanes_of(loader)._lanes[0].feeder, list[int]()
-        free = feeder.free
-
-        def spoil(slots: list[int]) -> None:
-            assert feeder.slab is not None
-            for slot in slots:
-                for array in feeder.slab.arrays(slot).values():
-                    array.reshape(-1).view("uint8")[:] = 0xA5
-            spoiled.extend(slots)
-            free(slots)
-
-        feeder.free = spoil  # type: ignore[method-assign]
+        spoiled = spoil_what_comes_back(loader)
         found = []
         before = None
         for batch in stepped(loader):
