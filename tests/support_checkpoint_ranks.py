@@ -146,7 +146,7 @@ def alone(ck: stoker.Checkpointer) -> object:
             if step != 3:
                 assert ck._saver.wait_free(60)
         outcomes[-1] = (*outcomes[-1], time.monotonic() - began)
-        Staging.fill = spoiled  # type: ignore[method-assign]
+        Staging.fill = spoiled  # type: ignore[method-assign]  # a copy that fails
         dist.barrier()
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, outcomes)

@@ -66,5 +66,5 @@ def test_no_time_for_a_trial() -> None:
 def test_numbers_beyond_all_sense(parse: object) -> None:
     """Four hundred nines are no size, duration or rate, and the message does not repeat them all."""
     with pytest.raises(UsageError, match="not a ") as caught:
-        parse("9" * 400)  # type: ignore[operator]
+        parse("9" * 400)  # type: ignore[operator]  # one of several parsers
     assert len(str(caught.value)) < 250

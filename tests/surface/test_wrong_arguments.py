@@ -76,7 +76,7 @@ def test_samples_by_number_only(data: Path, make: Callable[[stoker.Dataset], sto
     [
         ({"budget": 4}, "budget is a stoker.Budget, found 4"),
         ({"budget": stoker.Budget(feeders=1000)}, "at most 256, found 1000"),
-        ({"budget": stoker.Budget(adapt="no")}, "adapt=. is True or False, found 'no'"),  # type: ignore[arg-type]
+        ({"budget": stoker.Budget(adapt="no")}, "adapt=. is True or False, found 'no'"),  # type: ignore[arg-type]  # asked
         ({"fields": {3: int}}, "fields maps names to decoders, found 3 for a name"),
         ({"transform": "f"}, "transform is a function, found 'f'"),
         ({"batch_transform": 3}, "batch_transform is a function, found 3"),

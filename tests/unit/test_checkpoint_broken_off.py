@@ -373,7 +373,7 @@ def test_listing_while_others_delete(tmp_path: Path) -> None:
             if (doomed := tmp_path / names[3]).exists():
                 shutil.rmtree(doomed)
 
-    tier.store.list = deleting  # type: ignore[method-assign]
+    tier.store.list = deleting  # type: ignore[method-assign]  # somebody deletes beside it
     assert [one.name for one in tier.look()] == [*names[:3], names[4]]
 
 

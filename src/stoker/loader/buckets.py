@@ -42,13 +42,13 @@ class Buckets:
 
     def __post_init__(self) -> None:
         given = self.bounds if isinstance(self.bounds, tuple | list | np.ndarray) else ()
-        bounds = tuple(map(_whole, given))
-        if not bounds or None in bounds or any(one >= other for one, other in pairwise(bounds)):  # type: ignore[operator]
+        bounds = tuple(one for one in map(_whole, given) if one is not None)
+        if not bounds or len(bounds) < len(given) or any(one >= other for one, other in pairwise(bounds)):
             raise UsageError(f"bounds are rising whole numbers from 1 to {NUMBER_MAX}, found {self.bounds!r:.200}")
         tokens = _whole(self.tokens)
         if tokens is None:
             raise UsageError(f"tokens is a whole number from 1 to {NUMBER_MAX}, found {self.tokens!r:.200}")
-        if tokens < bounds[-1]:  # type: ignore[operator]
+        if tokens < bounds[-1]:
             raise UsageError(f"tokens={tokens} holds no sample of the longest bucket, which takes up to {bounds[-1]}")
         object.__setattr__(self, "bounds", bounds)  # as Python's own numbers: they enter the plan's hash as text
         object.__setattr__(self, "tokens", tokens)
